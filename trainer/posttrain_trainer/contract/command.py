@@ -1,0 +1,32 @@
+"""The argv list that starts the ranks of one attempt: used by `train_torchrun` and by the service's launch plan.
+
+No shell, and no value of a request on the command line: the ranks read their arguments from the attempt's folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from posttrain_trainer.contract.spec import TorchrunArguments
+
+
+def torchrun_argv(python: str, args: TorchrunArguments, attempt_dir: Path) -> list[str]:
+    """The command for one node of one attempt.
+
+    Args:
+        python: The interpreter that has torch and posttrain_trainer.
+        args: Where and how many ranks. A single node without an endpoint gets a private rendezvous (`--standalone`);
+            an explicit endpoint that another job listens on would silently join that job.
+        attempt_dir: Absolute path of the attempt's folder, which holds arguments.json.
+    """
+    argv = [python, "-m", "torch.distributed.run", f"--nproc-per-node={args.nproc_per_node}"]
+    if args.rdzv_endpoint is not None:
+        argv += [f"--nnodes={args.nnodes}", f"--node-rank={args.node_rank}", "--rdzv-backend=c10d"]
+        argv += [f"--rdzv-endpoint={args.rdzv_endpoint}", f"--rdzv-id={args.rdzv_id}"]
+    elif args.master_addr is not None:
+        argv += [f"--nnodes={args.nnodes}", f"--node-rank={args.node_rank}"]
+        argv += [f"--master-addr={args.master_addr}", f"--master-port={args.master_port}"]
+    else:
+        argv += ["--standalone"]
+    argv += [f"--shutdown-timeout={args.shutdown_timeout_s}", "-m", "posttrain_trainer", "rank", str(attempt_dir)]
+    return argv
