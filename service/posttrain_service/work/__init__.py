@@ -1,0 +1,1 @@
+"""Use cases and the three loops. HTTP shapes stay in `wire`, SQL in `store`, processes in `launch`."""
