@@ -1,0 +1,1 @@
+"""Optimizers with their parameter groups, and the learning rate as a pure function of the step."""
