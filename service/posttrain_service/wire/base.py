@@ -1,0 +1,21 @@
+"""What every request model shares."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+JOB_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+"""Form of a client-chosen job id."""
+
+Name = Annotated[str, Field(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f]+$")]
+"""A name without control characters."""
+
+
+class Wire(BaseModel):
+    """Base of request models: frozen, and an unknown field is an error, so that nothing is silently ignored."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), validate_default=True
+    )

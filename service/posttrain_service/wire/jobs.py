@@ -1,0 +1,272 @@
+"""`JobRequest`: what a client may ask for when it creates a job, and how it becomes the trainer's arguments."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, FiniteFloat, model_validator
+
+from posttrain_service.wire.base import JOB_ID, Name, Wire
+from posttrain_service.wire.knobs import TorchrunKnobs, TrainingKnobs
+from posttrain_trainer.contract.spec import (
+    FullTrainingArguments,
+    Logger,
+    LoraArguments,
+    Method,
+    SftMethod,
+    TorchrunArguments,
+)
+
+Devices = int | Literal["auto"] | tuple[str, ...]
+"""A number of devices, `auto` (all that are free and of use), or named ones."""
+
+
+class InlineRows(Wire):
+    """Rows handed in with the request itself."""
+
+    rows: Annotated[tuple[dict[str, Any], ...], Field(min_length=1)]
+    """Training rows in any of the row formats."""
+
+
+DatasetRef = Name | InlineRows
+
+
+class LoraAdapter(LoraArguments):
+    """Train a LoRA adapter instead of all weights."""
+
+    kind: Literal["lora"] = "lora"
+    """LoRA, with its variants DoRA and rsLoRA."""
+
+
+class Resources(Wire):
+    """What the job may use."""
+
+    devices: (
+        Annotated[int, Field(ge=1, le=1024)]
+        | Literal["auto"]
+        | Annotated[
+            tuple[int | Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,100}$")], ...],
+            Field(min_length=1, max_length=1024),
+        ]
+        | None
+    ) = None
+    """Number of devices (one rank each), `auto`, or the devices by number or name; None = torchrun.nproc_per_node, else 1."""
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    """Higher ones leave the queue first; among equals the older one does."""
+    max_duration_s: Annotated[FiniteFloat, Field(gt=0, le=10 * 365 * 86400)] | None = None
+    """The job is stopped when it has run this long; None = no limit."""
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        if isinstance(self.devices, tuple) and len({str(device) for device in self.devices}) < len(self.devices):
+            raise ValueError(f"resources.devices names a device twice: {list(self.devices)}")
+        return self
+
+
+class CheckpointRules(Wire):
+    """When checkpoints are made and which stay."""
+
+    every_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
+    """Save every so many optimizer steps; 0 = not by steps."""
+    every_epoch: bool | None = None
+    """Save at the end of each epoch."""
+    keep_last: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+    """Newest checkpoints that stay."""
+    keep_best: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
+    """Best checkpoints that stay besides."""
+    metric: Literal["validation_loss", "validation_accuracy", "loss"] | None = None
+    """What makes a checkpoint the best."""
+
+
+class Retention(Wire):
+    """How long the ended job and its files stay."""
+
+    ttl_s: Annotated[int, Field(ge=1, le=100 * 365 * 86400)] | None = None
+    """Seconds from the job's end to its removal; None = the server's default."""
+    keep: bool = False
+    """Never removed by the server."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if self.keep and self.ttl_s is not None:
+            raise ValueError(f"retention.ttl_s ({self.ttl_s}) and retention.keep exclude each other; give one")
+        return self
+
+
+class JobRequest(Wire):
+    """A training job."""
+
+    job_uuid: Annotated[str, Field(pattern=JOB_ID)] | None = None
+    """The job's id, chosen by the client; None = the server makes a UUID. The same id with the same body is the same job."""
+    name: Name | None = None
+    """A name for people; need not be unique."""
+    method: Method = SftMethod()
+    """What is learned from the rows."""
+    model: Name
+    """Name of a model on the server, or an id on the Hugging Face hub."""
+    dataset: DatasetRef
+    """Id of an uploaded file, or the rows themselves."""
+    validation_dataset: DatasetRef | None = None
+    """Rows to validate on: the id of an uploaded file, or the rows themselves."""
+    validation_split: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None = None
+    """Share of the training rows held out for validation; not together with validation_dataset."""
+    adapter: LoraAdapter | None = None
+    """Train an adapter; None = what training.lora says, else full fine-tuning."""
+    training: TrainingKnobs = TrainingKnobs()
+    """Every knob of the trainer but the paths."""
+    torchrun: TorchrunKnobs = TorchrunKnobs()
+    """How torchrun starts the ranks."""
+    resources: Resources = Resources()
+    """What the job may use."""
+    checkpoints: CheckpointRules = CheckpointRules()
+    """When checkpoints are made and which stay."""
+    loggers: tuple[Logger, ...] | None = None
+    """Where metrics go besides the job's own."""
+    retention: Retention = Retention()
+    """How long the ended job stays."""
+    metadata: Annotated[
+        dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=512)]],
+        Field(max_length=16),
+    ] = {}
+    """At most 16 notes of the client's own, to find the job by."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        _refuse_second_values(self)
+        _refuse_many_hosts(self)
+        if self.validation_dataset is not None and self._knob("validation_split") is not None:
+            raise ValueError("validation_dataset and validation_split exclude each other; give one")
+        if self.training_knob("resume").startswith("step-"):
+            raise ValueError(
+                f"training.resume is {self.training_knob('resume')!r}, but a new job has no checkpoints; use auto or never"
+            )
+        self.train_args(
+            model_path=self.model,
+            data_path="data",
+            ckpt_output_dir="run",
+            validation_data_path=None if self.validation_dataset is None else "validation",
+        )
+        return self
+
+    def training_knob(self, name: str) -> Any:
+        """The value of one knob of `training`, as given or by default."""
+        return getattr(self.training, name)
+
+    def _knob(self, name: str) -> Any:
+        return self._own_names().get(name, self.training_knob(name))
+
+    def _own_names(self) -> dict[str, Any]:
+        """Trainer arguments that the request says by a name of its own."""
+        own: dict[str, Any] = {}
+        if "method" in self.model_fields_set:
+            own["method"] = self.method
+        if self.validation_split is not None:
+            own["validation_split"] = self.validation_split
+        if self.adapter is not None:
+            own["lora"] = LoraArguments(**self.adapter.model_dump(exclude={"kind"}))
+        if self.loggers is not None:
+            own["loggers"] = self.loggers
+        own |= {
+            to: value
+            for name, to in _CHECKPOINT_NAMES.items()
+            if (value := getattr(self.checkpoints, name)) is not None
+        }
+        return own
+
+    @property
+    def devices(self) -> Devices:
+        """The devices asked for: by resources.devices, else by torchrun.nproc_per_node, else one."""
+        asked = self.resources.devices
+        if asked is None:
+            nproc = self.torchrun.nproc_per_node
+            return "auto" if nproc == "auto" else int(nproc)
+        return tuple(str(device) for device in asked) if isinstance(asked, tuple) else asked
+
+    def train_args(
+        self,
+        *,
+        model_path: str,
+        data_path: str,
+        ckpt_output_dir: str,
+        validation_data_path: str | None = None,
+        data_output_dir: str | None = None,
+    ) -> FullTrainingArguments:
+        """The trainer's arguments for this request, with the paths that the service decided.
+
+        Raises:
+            pydantic.ValidationError: The knobs contradict each other; a request that was accepted never does.
+        """
+        knobs = {name: getattr(self.training, name) for name in self.training.model_fields_set} | self._own_names()
+        return FullTrainingArguments(
+            **knobs,
+            model_path=model_path,
+            data_path=data_path,
+            ckpt_output_dir=ckpt_output_dir,
+            validation_data_path=validation_data_path,
+            data_output_dir=data_output_dir,
+        )
+
+    def torch_args(self, nproc_per_node: int) -> TorchrunArguments:
+        """Torchrun's arguments for this request on `nproc_per_node` devices of one host."""
+        knobs = {name: getattr(self.torchrun, name) for name in self.torchrun.model_fields_set}
+        return TorchrunArguments(**knobs | {"nproc_per_node": nproc_per_node})
+
+    def digest(self) -> str:
+        """SHA-256 over the meaning of the request: two bodies with the same digest ask for the same job."""
+        data = self.model_dump(mode="json")
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+_CHECKPOINT_NAMES = {
+    "every_steps": "save_every_steps",
+    "every_epoch": "save_every_epoch",
+    "keep_last": "keep_last",
+    "keep_best": "keep_best",
+    "metric": "best_metric",
+}
+"""Names of `checkpoints` and the trainer's arguments that they set."""
+
+_OWN_PATHS = {
+    "method": "method",
+    "validation_split": "validation_split",
+    "lora": "adapter",
+    "loggers": "loggers",
+    **{to: f"checkpoints.{name}" for name, to in _CHECKPOINT_NAMES.items()},
+}
+
+
+def _refuse_second_values(request: JobRequest) -> None:
+    for name, value in request._own_names().items():
+        if name in request.training.model_fields_set and request.training_knob(name) != value:
+            raise ValueError(
+                f"{_OWN_PATHS[name]} and training.{name} say two different things ({_short(value)} and "
+                f"{_short(request.training_knob(name))}); give one"
+            )
+    asked, nproc = request.resources.devices, request.torchrun.nproc_per_node
+    if asked is not None and "nproc_per_node" in request.torchrun.model_fields_set:
+        count = len(asked) if isinstance(asked, tuple) else asked
+        if count != nproc:
+            raise ValueError(
+                f"resources.devices ({_short(asked)}) and torchrun.nproc_per_node ({nproc}) say two different things; give one"
+            )
+
+
+def _refuse_many_hosts(request: JobRequest) -> None:
+    defaults = TorchrunArguments()
+    for name in ("nnodes", "node_rank", "rdzv_id", "rdzv_endpoint", "master_addr", "master_port"):
+        value = getattr(request.torchrun, name)
+        if value != getattr(defaults, name):
+            raise ValueError(
+                f"torchrun.{name} ({value!r}) is for training over several hosts, and this server trains on one; leave it out"
+            )
+    if request.torchrun.nproc_per_node in ("gpu", "cpu"):
+        raise ValueError(
+            f"torchrun.nproc_per_node is {request.torchrun.nproc_per_node!r}: give a number or 'auto', and training.device where the kind matters"
+        )
+
+
+def _short(value: Any) -> str:
+    text = value.model_dump_json() if hasattr(value, "model_dump_json") else repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."
