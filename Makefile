@@ -1,0 +1,35 @@
+# make demo    fine-tune a real small model over HTTP, from nothing, on this machine
+# make test    lint, types, import contracts, tests with branch coverage
+# make setup   only the virtualenv in .venv (both of the above do it first; a second time takes no time)
+# make model   try again to install the package with the small model, if that failed
+# make clean   remove what was built, but not .demo (your models and jobs) nor anything tracked
+#
+# PYTHON=/path/to/python chooses the interpreter (3.11, 3.12 or 3.13), e.g. make test PYTHON=python3.12
+
+PYTHON ?=
+ARGS ?=
+export PYTHON
+.DEFAULT_GOAL := help
+.PHONY: help setup model demo test docs clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile
+
+setup:
+	@sh scripts/setup.sh
+
+model:
+	@sh scripts/setup.sh --model
+
+demo: setup
+	@.venv/bin/python -m posttrain_service demo --storage-dir .demo $(ARGS)
+
+test: setup
+	@sh scripts/check.sh $(ARGS)
+
+docs: setup
+	@.venv/bin/python scripts/reference.py
+
+clean:
+	@rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov dist build
+	@find service trainer migrations tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
