@@ -1,0 +1,72 @@
+"""The server's own log lines: text for people or JSON for collectors, with the request's and job's id on each line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Literal
+
+_context: ContextVar[dict[str, str] | None] = ContextVar("posttrain_log_context", default=None)
+
+
+@contextmanager
+def log_context(**values: str) -> Iterator[None]:
+    """Put `values` (e.g. job=..., request=...) on every line that is logged inside, in this task or thread."""
+    token = _context.set({**(_context.get() or {}), **values})
+    try:
+        yield
+    finally:
+        _context.reset(token)
+
+
+def set_up_logging(form: Literal["text", "json"] = "text", level: str = "info") -> None:
+    """Send the service's and uvicorn's log lines to standard error in one form; calling it again replaces the set-up."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    for name in ("posttrain_service", "uvicorn", "alembic"):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.propagate = False
+        logger.setLevel(level.upper())
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    for name in ("uvicorn.error", "uvicorn.access"):  # they speak through "uvicorn"
+        logger = logging.getLogger(name)
+        logger.handlers[:] = []
+        logger.propagate = True
+
+
+class TextFormatter(logging.Formatter):
+    """`2024-05-01T12:00:00.123Z INFO module: message [job=...]`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, and the traceback below it when there is one. Control characters are escaped."""
+        message = "".join(c if c.isprintable() else repr(c)[1:-1] for c in record.getMessage())
+        extra = "".join(f" [{key}={value}]" for key, value in (_context.get() or {}).items())
+        line = f"{_time(record)} {record.levelname} {record.name.removeprefix('posttrain_service.')}: {message}{extra}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, the context's values, traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        data: dict[str, str] = {
+            **(_context.get() or {}),
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            data["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(data, ensure_ascii=False)
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
