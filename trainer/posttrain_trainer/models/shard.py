@@ -1,0 +1,74 @@
+"""FSDP2: `fully_shard` on every transformer block and the root, mixed precision, host offload. One rank is the same path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from posttrain_trainer.contract.errors import InvalidArguments
+from posttrain_trainer.contract.spec import FsdpArguments
+from posttrain_trainer.dist import World
+
+
+def check_sharding(args: FsdpArguments, world: World) -> None:
+    """Refuse what this device cannot do, by name, before weights are loaded.
+
+    Raises:
+        InvalidArguments: Host offload on the host itself, or several ranks (or offload) on a device without FSDP2.
+    """
+    device = world.device
+    if args.cpu_offload and device.kind == "cpu":
+        raise InvalidArguments("fsdp.cpu_offload has no meaning on device cpu, whose memory is the host's; set it to false")
+    if not device.can_shard and world.world_size > 1:
+        raise InvalidArguments(f"device {device.kind} trains on one rank only, not on {world.world_size}; set nproc_per_node to 1")
+    if not device.can_shard and args.cpu_offload:
+        raise InvalidArguments(f"fsdp.cpu_offload is not available on device {device.kind}; set it to false")
+
+
+def shard(root: nn.Module, blocks: Sequence[nn.Module], args: FsdpArguments, world: World, dtype: torch.dtype) -> None:
+    """Shard `blocks` and `root` over the ranks, in place: compute in `dtype`, reduce gradients in fp32.
+
+    `sharding: none` is a mesh of whole copies whose gradients are averaged, so that every choice is one path. Tied
+    parameters stay one parameter, since both ends belong to the root. On a device without FSDP2 the module is only
+    moved there (`MixedForward` gives it its precision).
+
+    Args:
+        root: Its forward must do everything that touches parameters outside the blocks, the head included.
+        blocks: Transformer blocks inside `root`, in order.
+        args: What is sharded, and whether it lives in host memory.
+        world: The ranks.
+        dtype: Precision of parameters and activations in forward and backward.
+    """
+    if not world.device.can_shard:
+        root.to(world.device.torch_device)
+        return
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=True)
+    offload = CPUOffloadPolicy() if args.cpu_offload else OffloadPolicy()
+    mesh = world.mesh(replicate=args.sharding == "none")
+    reshard = args.sharding == "full"
+    for block in blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
+    # The head's backward follows its forward at once: freeing the root's parameters in between would gather them twice.
+    fully_shard(root, mesh=mesh, reshard_after_forward=False, mp_policy=precision, offload_policy=offload)
+
+
+def set_gradient_sync(root: nn.Module, last: bool) -> None:
+    """Reduce gradients over ranks in the next backward (`last`), or only add them up here; the same on every rank."""
+    if isinstance(root, FSDPModule):
+        root.set_requires_gradient_sync(last)
+        root.set_is_last_backward(last)
+
+
+def find_blocks(model: nn.Module, class_names: Sequence[str]) -> list[nn.Module]:
+    """The transformer blocks: modules of the classes that the model says must not be split, in order.
+
+    Raises:
+        InvalidArguments: The model names none, or has none of them.
+    """
+    blocks = [module for module in model.modules() if type(module).__name__ in set(class_names)]
+    if not blocks:
+        raise InvalidArguments(f"{type(model).__name__} does not say what its transformer blocks are; it cannot be sharded")
+    return blocks
