@@ -89,7 +89,7 @@ class JobService(Protocol):
     """Jobs. An unknown job_uuid is NotFound everywhere."""
 
     def create(
-        self, request: JobRequest, *, idempotency_key: str | None = None, owner: str = ""
+        self, request: JobRequest, *, idempotency_key: str | None = None, owner: str = "default"
     ) -> tuple[JobView, bool]:
         """Check the request and queue it; False when the same request had already made the job.
 
@@ -99,7 +99,7 @@ class JobService(Protocol):
         """
         ...
 
-    def plan(self, request: JobRequest, *, owner: str = "") -> dict[str, Any]:
+    def plan(self, request: JobRequest, *, owner: str = "default") -> dict[str, Any]:
         """Dry run: what `create` would start, with nothing stored.
 
         Keys: spec, argv, env, devices, dataset, memory, steps, tokens, warnings.
@@ -210,7 +210,7 @@ class FileService(Protocol):
         *,
         filename: str,
         purpose: str,
-        owner: str = "",
+        owner: str = "default",
         expires_after_s: int | None = None,
         idempotency_key: str | None = None,
     ) -> UploadedFile:
