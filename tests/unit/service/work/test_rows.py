@@ -1,0 +1,88 @@
+"""Rows before any job."""
+
+import json
+
+import pytest
+
+from posttrain_service.errors import InvalidRequest, PayloadTooLarge
+from posttrain_service.work import rows
+
+GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+
+
+def source(tmp_path, lines, filename="rows.jsonl"):
+    path = tmp_path / "file-1"
+    path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
+    return rows.Source(path=path, filename=filename, file_id="file-1", sha256="0" * 64)
+
+
+@pytest.mark.parametrize(
+    ("filename", "suffix"),
+    [("a.csv", ".csv"), ("a.b.jsonl.gz", ".jsonl.gz"), ("A.TSV", ".tsv"), ("x", ".jsonl"), ("x.exe", ".jsonl"), ("a.exe.gz", ".gz")],
+)
+def test_the_ending_tells_the_format(filename, suffix):
+    assert rows.Source(filename=filename).suffix == suffix
+
+
+def test_every_bad_line_is_named_and_counted(tmp_path):
+    report = rows.Checker(10**6).report(source(tmp_path, [GOOD, "{\n", GOOD, {"messages": []}]), "sft")
+    shown = rows.report_json(report)
+    assert (shown["valid"], shown["rows"], shown["num_errors"]) == (False, 4, 2)
+    assert [error["line"] for error in shown["errors"]] == [2, 4]
+    with pytest.raises(InvalidRequest, match=r"2 of 4 rows cannot be used; line 2: .*set training\.invalid_rows") as caught:
+        rows.refuse_bad_rows(report, "dataset", skip=False, max_invalid_rows=0)
+    assert [error["line"] for error in caught.value.errors] == [2, 4]
+
+
+def test_skipped_rows_are_a_warning_until_they_are_too_many(tmp_path):
+    report = rows.Checker(10**6).report(source(tmp_path, [GOOD, "{\n"]), "sft")
+    (warning,) = rows.refuse_bad_rows(report, "dataset", skip=True, max_invalid_rows=1)
+    assert "1 of 2 rows are bad and left out" in warning
+    with pytest.raises(InvalidRequest, match=r"raise training\.max_invalid_rows"):
+        rows.refuse_bad_rows(report, "dataset", skip=True, max_invalid_rows=0)
+
+
+@pytest.mark.parametrize("lines", [[], ["\n"], ["{\n"]])
+def test_a_set_without_any_good_row_is_refused_even_with_skip(tmp_path, lines):
+    report = rows.Checker(10**6).report(source(tmp_path, lines), "sft")
+    with pytest.raises(InvalidRequest, match="mend the rows"):
+        rows.refuse_bad_rows(report, "dataset", skip=True, max_invalid_rows=1000)
+
+
+def test_a_key_without_meaning_is_a_warning():
+    report = rows.Checker(10**6).report(rows.inline([GOOD | {"source": "web"}], 10), "sft")
+    (warning,) = rows.refuse_bad_rows(report, "dataset", skip=False, max_invalid_rows=0)
+    assert "'source'" in warning
+
+
+def test_rows_of_another_kind_are_refused():
+    report = rows.Checker(10**6).report(rows.inline([{"text": "abc"}], 10), "sft")
+    assert not report.valid
+
+
+def test_a_file_is_read_once(tmp_path):
+    checker = rows.Checker(10**6)
+    first = source(tmp_path, [GOOD])
+    report = checker.report(first, "sft")
+    first.path.unlink()
+    assert checker.report(first, "sft") is report
+
+
+def test_too_many_inline_rows_are_refused_with_the_remedy():
+    with pytest.raises(PayloadTooLarge, match="upload them as a file"):
+        rows.inline([GOOD, GOOD], 1)
+
+
+def test_placed_rows_outlive_the_upload(tmp_path):
+    upload = source(tmp_path, [GOOD], "a.csv")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    name = rows.place(upload, folder, "train")
+    upload.path.unlink()
+    assert name == "train.csv"
+    assert json.loads((folder / name).read_text()) == GOOD
+
+
+def test_placed_inline_rows_are_lines(tmp_path):
+    name = rows.place(rows.inline([GOOD, {"a": "ü"}], 10), tmp_path, "validation")
+    assert [json.loads(line) for line in (tmp_path / name).read_text("utf-8").splitlines()] == [GOOD, {"a": "ü"}]
