@@ -1,0 +1,171 @@
+"""Reading jobs: one, pages by keyset (their cost does not grow with the table), and the lists the loops work on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import Connection, Select, func, select, tuple_
+
+from posttrain_service.clock import Clock
+from posttrain_service.domain.job import Job, Page
+from posttrain_service.domain.lifecycle import LIVE, TERMINAL, JobState
+from posttrain_service.errors import InvalidRequest
+from posttrain_service.store.engine import Database
+from posttrain_service.store.tables import job_labels, jobs
+from posttrain_service.store.values import to_job
+
+Jobs = Select[tuple[object, ...]]
+
+
+class JobLists:
+    """The reading half of the table of jobs. A condemned job is not there, but for `condemned` and `exists`."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def get(self, job_uuid: str) -> Job | None:
+        """The job that clients know by this id."""
+        return self._one(select(jobs).where(jobs.c.job_uuid == job_uuid, jobs.c.condemned_at.is_(None)))
+
+    def get_run(self, run_id: str) -> Job | None:
+        """The job whose folder has this name."""
+        return self._one(select(jobs).where(jobs.c.run_id == run_id, jobs.c.condemned_at.is_(None)))
+
+    def exists(self, run_id: str) -> bool:
+        """Whether there is a row for this folder, condemned or not."""
+        with self._database.read() as connection:
+            return connection.execute(select(jobs.c.run_id).where(jobs.c.run_id == run_id)).first() is not None
+
+    def page(
+        self,
+        *,
+        after: str | None = None,
+        before: str | None = None,
+        limit: int = 20,
+        status: Sequence[JobState] = (),
+        owner: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Page[Job]:
+        """A page of jobs, newest first.
+
+        Args:
+            after: Job id after which (towards older jobs) the page begins.
+            before: Job id before which (towards newer jobs) the page ends; not together with `after`.
+            limit: Most jobs, at least 1.
+            status: Only jobs in these states; empty = all.
+            owner: Only this owner's jobs; None = everybody's.
+            metadata: Only jobs that have all these labels.
+
+        Raises:
+            InvalidRequest: The cursor names no job, or both cursors are given.
+        """
+        if after is not None and before is not None:
+            raise InvalidRequest("after and before exclude each other; give one", param="before")
+        cursor = after if after is not None else before
+        states: Sequence[JobState | None] = sorted(set(status)) or [None]
+        with self._database.read() as connection:
+            position = None if cursor is None else _position(connection, cursor, "before" if after is None else "after")
+            found: list[Job] = []
+            for state in states:  # one indexed query for each state, merged: no state makes the others slow
+                query = page_query(position, before is not None, limit, state, owner, metadata or {})
+                found += [to_job(row) for row in connection.execute(query).mappings()]
+        found.sort(key=lambda job: (job.created_at, job.run_id), reverse=before is None)
+        data = found[:limit]
+        return Page(data if before is None else data[::-1], has_more=len(found) > limit)
+
+    def queued(self, limit: int = 1000) -> list[Job]:
+        """The first jobs in the queue: highest priority, then oldest."""
+        query = select(jobs).where(jobs.c.state == JobState.QUEUED.value, jobs.c.condemned_at.is_(None))
+        order = (jobs.c.priority.desc(), jobs.c.created_at, jobs.c.run_id)
+        return self._many(query.order_by(*order).limit(limit))
+
+    def live(self) -> list[Job]:
+        """Jobs that may have processes: launching, running and stopping, oldest first."""
+        query = select(jobs).where(jobs.c.state.in_([state.value for state in LIVE]))
+        return self._many(query.order_by(jobs.c.created_at, jobs.c.run_id))
+
+    def overdue(self, limit: int = 100) -> list[Job]:
+        """Queued and paused jobs whose deadline is over, longest ago first."""
+        waiting = jobs.c.state.in_([JobState.QUEUED.value, JobState.PAUSED.value])
+        query = select(jobs).where(waiting, jobs.c.deadline_at <= self._clock.now())
+        return self._many(query.order_by(jobs.c.deadline_at).limit(limit))
+
+    def expired(self, now: float | None = None, limit: int = 100) -> list[Job]:
+        """Ended jobs whose retention is over at `now` (None = at present), longest ago first."""
+        ended = jobs.c.state.in_([state.value for state in TERMINAL])
+        query = select(jobs).where(
+            ended, jobs.c.expires_at <= (self._clock.now() if now is None else now), jobs.c.condemned_at.is_(None)
+        )
+        return self._many(query.order_by(jobs.c.expires_at).limit(limit))
+
+    def condemned(self, limit: int = 100) -> list[Job]:
+        """Jobs whose deletion has begun, and has to be finished."""
+        query = select(jobs).where(jobs.c.condemned_at.is_not(None))
+        return self._many(query.order_by(jobs.c.condemned_at).limit(limit))
+
+    def count_by_state(self) -> dict[JobState, int]:
+        """Number of jobs in each state."""
+        query = select(jobs.c.state, func.count()).where(jobs.c.condemned_at.is_(None)).group_by(jobs.c.state)
+        with self._database.read() as connection:
+            counts = {str(state): int(count) for state, count in connection.execute(query)}
+        return {state: counts.get(state.value, 0) for state in JobState}
+
+    def count_live_by_owner(self) -> dict[str, int]:
+        """Number of live jobs of each owner that has some, for fair shares."""
+        live = jobs.c.state.in_([state.value for state in LIVE])
+        with self._database.read() as connection:
+            rows = connection.execute(select(jobs.c.owner, func.count()).where(live).group_by(jobs.c.owner)).all()
+        return {str(owner): int(count) for owner, count in rows}
+
+    def _one(self, query: Jobs) -> Job | None:
+        with self._database.read() as connection:
+            row = connection.execute(query).mappings().first()
+        return None if row is None else to_job(row)
+
+    def _many(self, query: Jobs) -> list[Job]:
+        with self._database.read() as connection:
+            return [to_job(row) for row in connection.execute(query).mappings()]
+
+
+def page_query(
+    position: tuple[float, str] | None,
+    backwards: bool,
+    limit: int,
+    state: JobState | None,
+    owner: str | None,
+    metadata: Mapping[str, str],
+) -> Jobs:
+    """The query behind `JobLists.page`: one row more than `limit` tells whether there is more.
+
+    Args:
+        position: (created_at, run_id) of the job at the cursor.
+        backwards: Towards newer jobs, oldest of them first.
+        limit: Most jobs.
+        state: Only this state.
+        owner: Only this owner.
+        metadata: Only with these labels; the first one's index leads, the others filter.
+    """
+    query = select(jobs).where(jobs.c.condemned_at.is_(None))
+    created_at, run_id = jobs.c.created_at, jobs.c.run_id
+    for number, (key, value) in enumerate(sorted(metadata.items())):
+        label = job_labels.alias(f"label_{number}")
+        query = query.join(label, label.c.run_id == jobs.c.run_id).where(label.c.key == key, label.c.value == value)
+        if number == 0:
+            created_at, run_id = label.c.created_at, label.c.run_id
+    if state is not None:
+        query = query.where(jobs.c.state == state.value)
+    if owner is not None:
+        query = query.where(jobs.c.owner == owner)
+    if position is not None:
+        here, there = tuple_(created_at, run_id), tuple_(*position)
+        query = query.where(here > there if backwards else here < there)
+    order = (created_at, run_id) if backwards else (created_at.desc(), run_id.desc())
+    return query.order_by(*order).limit(limit + 1)
+
+
+def _position(connection: Connection, job_uuid: str, param: str) -> tuple[float, str]:
+    row = connection.execute(select(jobs.c.created_at, jobs.c.run_id).where(jobs.c.job_uuid == job_uuid)).first()
+    if row is None:
+        raise InvalidRequest(f"{param} names no job: {job_uuid[:140]!r}", code="invalid_cursor", param=param)
+    return float(row[0]), str(row[1])
