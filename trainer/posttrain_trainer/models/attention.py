@@ -63,7 +63,7 @@ def document_attention(
     if groups > 1:
         key_BKSD = key_BKSD.repeat_interleave(groups, dim=1)
         value_BKSD = value_BKSD.repeat_interleave(groups, dim=1)
-    lengths = kwargs[LENGTHS] or (query_BQSD.shape[2],)
+    lengths = list(kwargs[LENGTHS] or (query_BQSD.shape[2],))
     parts = zip(*(torch.split(tensor, lengths, dim=2) for tensor in (query_BQSD, key_BKSD, value_BKSD)), strict=True)
     window = kwargs.get("sliding_window")
     outputs = [_attend(q, k, v, scaling=scaling, dropout=dropout, window=window) for q, k, v in parts]

@@ -33,7 +33,7 @@ def shard(root: nn.Module, blocks: Sequence[nn.Module], args: FsdpArguments, wor
 
     `sharding: none` is a mesh of whole copies whose gradients are averaged, so that every choice is one path. Tied
     parameters stay one parameter, since both ends belong to the root. On a device without FSDP2 the module is only
-    moved there (`MixedForward` gives it its precision).
+    moved there, and computes in `dtype` by autocast.
 
     Args:
         root: Its forward must do everything that touches parameters outside the blocks, the head included.

@@ -1,0 +1,67 @@
+"""Where a model comes from: a local folder, or an id on the Hugging Face hub. A local name never touches the network."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from posttrain_trainer.contract.errors import InvalidArguments, ModelNotFound
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """What `from_pretrained` is given."""
+
+    name: str
+    """Absolute folder, or hub id."""
+    local: bool
+
+    def options(self) -> dict[str, Any]:
+        """Keywords for every `from_pretrained`: never code from the repository, no network for a local folder."""
+        return {"trust_remote_code": False, "local_files_only": self.local}
+
+
+def find_model(model_path: str) -> ModelSource:
+    """Resolve a model path.
+
+    Raises:
+        ModelNotFound: Nothing is there, or what is there is no model in Hugging Face layout.
+    """
+    path = Path(model_path).expanduser()
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return ModelSource(str(path.resolve()), local=True)
+        if (path / "adapter_config.json").is_file():
+            base = json.loads((path / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
+            raise ModelNotFound(f"{path} is an adapter of {base}; name that model, or merge the adapter first")
+        if any(path.glob("*.gguf")):
+            raise ModelNotFound(f"{path} holds a GGUF file; convert it to safetensors first")
+        raise ModelNotFound(f"{path} has no config.json; it is no model in Hugging Face layout")
+    if path.exists():
+        raise ModelNotFound(f"{path} is a file; a model is a folder in Hugging Face layout (convert GGUF files first)")
+    if _HUB_ID.fullmatch(model_path) is None or ".." in model_path:
+        raise ModelNotFound(f"{model_path} does not exist on this machine and is no Hugging Face id")
+    return ModelSource(model_path, local=False)
+
+
+@contextmanager
+def loading(source: ModelSource) -> Iterator[None]:
+    """Turn the loader's errors into ours, naming the model."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise ModelNotFound(f"the weights of {source.name} are damaged or cut short: {error}") from error
+    except OSError as error:
+        hint = "" if source.local else "; it is no folder here, and the Hugging Face hub did not give it"
+        raise ModelNotFound(f"model {source.name} cannot be loaded{hint}: {error}") from error
+    except (ValueError, KeyError) as error:
+        raise InvalidArguments(f"model {source.name} is of a kind that cannot be loaded: {error}") from error
