@@ -1,0 +1,180 @@
+"""Write docs/reference/ from the code: settings, training arguments, job request, command line. `--check` only compares."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import typer
+from pydantic import BaseModel
+
+from posttrain_service.cli.main import app
+from posttrain_service.settings import ENV_PREFIX, Settings
+from posttrain_service.wire.jobs import JobRequest
+from posttrain_trainer.contract.spec import FullTrainingArguments, TorchrunArguments
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
+NOTE = "<!-- Made by scripts/reference.py (make docs); change the code, not this file. -->\n"
+OF_THE_MACHINE = {
+    "storage_dir": "the user's data folder + `/posttrain`",
+    "trainer_python": "the interpreter that runs the service",
+}
+"""Defaults that differ from machine to machine."""
+BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+
+
+def pages() -> dict[str, str]:
+    """File name -> content."""
+    return {
+        "settings.md": settings(),
+        "training-arguments.md": arguments(),
+        "job-request.md": models("Job request", "The body of `POST /post_training/jobs`.", JobRequest),
+        "command-line.md": command_line(),
+    }
+
+
+def settings() -> str:
+    """All settings of the service."""
+    schema = Settings.model_json_schema()
+    rows = [("variable", "flag of `posttrain serve`", "type", "default", "meaning"), ("---",) * 5]
+    for name, field in schema["properties"].items():
+        flag = "--" + name.replace("_", "-")
+        default = OF_THE_MACHINE.get(name) or default_of(field)
+        rows.append((f"`{ENV_PREFIX}{name.upper()}`", f"`{flag}`", type_of(field), default, text_of(field)))
+    client = [
+        ("variable", "meaning"),
+        ("---", "---"),
+        ("`POSTTRAIN_SERVER`", "Address of the service that the command line talks to, instead of `http://127.0.0.1:8484`."),
+        ("`POSTTRAIN_API_KEY`", "Sent by the command line as bearer token."),
+    ]
+    intro = "A flag wins over the variable, the variable over the default. Unknown `POSTTRAIN_*` variables are told at start."
+    return f"{NOTE}# Settings\n\n{intro}\n\n{table(rows)}\n\nFor the command line as a client:\n\n{table(client)}\n"
+
+
+def arguments() -> str:
+    """All arguments of a run."""
+    training = models(
+        "Training arguments",
+        "`FullTrainingArguments` of `posttrain_trainer`; in a job request these are the keys of `training`, without the paths.",
+        FullTrainingArguments,
+    )
+    torchrun = models("torchrun arguments", "`TorchrunArguments`; in a job request, the keys of `torchrun`.", TorchrunArguments)
+    return training + "\n" + torchrun.removeprefix(NOTE)
+
+
+def models(title: str, intro: str, model: type[BaseModel]) -> str:
+    """A model's fields as a table, and those of the models it is made of."""
+    schema = model.model_json_schema()
+    parts = [f"{NOTE}# {title}\n\n{intro}\n\n{fields(schema)}"]
+    for name, inner in schema.get("$defs", {}).items():
+        if inner.get("properties"):
+            parts.append(f"## {name}\n\n{inner.get('description', '')}\n\n{fields(inner)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def fields(schema: dict[str, Any]) -> str:
+    """The table of one object's fields."""
+    required = set(schema.get("required", ()))
+    rows = [("name", "type", "default", "meaning"), ("---",) * 4]
+    for name, field in schema["properties"].items():
+        default = "**required**" if name in required else default_of(field)
+        rows.append((f"`{name}`", type_of(field), default, text_of(field)))
+    return table(rows)
+
+
+def type_of(field: dict[str, Any]) -> str:
+    """The type in words and bounds."""
+    if "anyOf" in field or "oneOf" in field:
+        kinds = [type_of(option) for option in field.get("anyOf") or field["oneOf"] if option.get("type") != "null"]
+        return " or ".join(dict.fromkeys(kinds))
+    if "$ref" in field:
+        name = field["$ref"].rsplit("/", 1)[-1]
+        return f"[{name}](#{name.lower()})"
+    if "const" in field or "enum" in field:
+        return ", ".join(f"`{value}`" for value in field.get("enum", [field.get("const")]))
+    if "prefixItems" in field:
+        return "(" + ", ".join(type_of(item) for item in field["prefixItems"]) + ")"
+    if field.get("type") == "array":
+        return f"list of {type_of(field['items'])}"
+    bounds = [f"{sign} {field[key]:,}" for key, sign in BOUNDS.items() if key in field]
+    kind = field.get("type", "any")
+    return " ".join([kind if isinstance(kind, str) else " or ".join(kind), ", ".join(bounds)]).strip()
+
+
+def default_of(field: dict[str, Any]) -> str:
+    """The default as JSON; nothing where the empty value is one."""
+    if field.get("default") is None:
+        return "none"
+    return f"`{json.dumps(field['default'])}`" if field["default"] not in ([], {}, "") else "empty"
+
+
+def text_of(field: dict[str, Any]) -> str:
+    """The sentence under the field."""
+    return str(field.get("description", "")).replace("\n", " ")
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+
+
+def command_line() -> str:
+    """Every command with its arguments and options."""
+    parts = [f"{NOTE}# Command line"]
+    for path, command in commands(typer.main.get_command(app), "posttrain"):
+        rows = [("option", "default", "meaning"), ("---",) * 3]
+        for parameter in command.params:
+            if parameter.name == "help":
+                continue
+            names = " ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+            if isinstance(parameter, click.Argument) or parameter.param_type_name == "argument":
+                names = f"`{parameter.human_readable_name}`"
+            rows.append((names, option_default(parameter), str(getattr(parameter, "help", "") or "").replace("\n", " ")))
+        body = f"## `{path}`\n\n{(command.help or '').strip()}"
+        parts.append(body + (f"\n\n{table(rows)}" if len(rows) > 2 else ""))
+    return "\n\n".join(parts) + "\n"
+
+
+def option_default(parameter: Any) -> str:
+    """The default of an option, unless it is decided by the machine or the environment."""
+    if parameter.name in OF_THE_MACHINE or parameter.default is None or callable(parameter.default):
+        return "none"
+    return "**required**" if parameter.required else f"`{parameter.default}`"
+
+
+def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """All commands of the tree that do something, depth first."""
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield path, command
+        return
+    for name in inner:
+        if not inner[name].hidden:
+            yield from commands(inner[name], f"{path} {name}")
+
+
+def main() -> int:
+    """Write the pages, or say which are not as they would be written."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when a page would change")
+    check = parser.parse_args().check
+    stale = []
+    for name, text in pages().items():
+        path = FOLDER / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            stale.append(name)
+            if not check:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+    for name in stale:
+        print(f"docs/reference/{name} {'is stale; say: make docs' if check else 'written'}")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

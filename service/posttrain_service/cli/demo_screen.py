@@ -1,0 +1,128 @@
+"""What the demo shows: lines of facts, a progress bar, a table of answers, and where to go from there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from posttrain_service.cli.demo_http import DemoError, Service
+from posttrain_service.settings import Settings
+
+POLL_S = 0.5
+PLAIN_EVERY_S = 15.0
+ENDED = ("succeeded", "failed", "cancelled", "paused")
+
+
+def told(console: Console, what: str, text: str) -> None:
+    """One line of facts."""
+    console.print(f"[bold]{what:>8}[/bold]  {escape(text)}", soft_wrap=True)
+
+
+def follow(console: Console, service: Service, job: dict[str, Any]) -> dict[str, Any]:
+    """Show the job's progress until it ends; returns it as it ended.
+
+    Raises:
+        DemoError: It ended otherwise than by success.
+    """
+    if job["status"] not in ENDED:
+        job = _bar(console, service, job) if console.is_terminal else _lines(console, service, job)
+    if job["status"] != "succeeded":
+        error = job["error"] or {"message": job["reason"]}
+        raise DemoError(
+            f"job {job['job_uuid']} is {job['status']}: {error['message']} "
+            f"(its log: curl {service.address}/post_training/jobs/{job['job_uuid']}/logs)"
+        )
+    told(console, "trained", _summary(job))
+    return job
+
+
+def _bar(console: Console, service: Service, job: dict[str, Any]) -> dict[str, Any]:
+    columns = (
+        TextColumn("[bold]{task.description:>8}[/bold] "), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(job["status"], total=None, facts="")
+        while job["status"] not in ENDED:
+            now = job["progress"] or {}
+            phase = now.get("phase") if job["status"] == "running" else job["status"]
+            progress.update(
+                task, description=phase or job["status"], completed=now.get("step") or 0, total=now.get("total_steps"), facts=_facts(job)
+            )  # fmt: skip
+            time.sleep(POLL_S)
+            job = service.job(job["job_uuid"])
+    return job
+
+
+def _lines(console: Console, service: Service, job: dict[str, Any]) -> dict[str, Any]:
+    shown = ""
+    last = 0.0
+    while job["status"] not in ENDED:
+        now = job["progress"] or {}
+        text = f"{job['status']}  step {now.get('step') or 0} of {now.get('total_steps') or '?'}  {_facts(job)}"
+        if text != shown and time.monotonic() - last >= PLAIN_EVERY_S:
+            told(console, "job", text)
+            shown, last = text, time.monotonic()
+        time.sleep(POLL_S)
+        job = service.job(job["job_uuid"])
+    return job
+
+
+def _facts(job: dict[str, Any]) -> str:
+    now, point = job["progress"] or {}, job["metrics"] or {}
+    facts = []
+    if point.get("loss") is not None:
+        facts.append(f"loss {point['loss']:.3f}")
+    if now.get("tokens_per_s"):
+        facts.append(f"{now['tokens_per_s']:.0f} tokens/s")
+    if now.get("eta_s") is not None:
+        minutes, seconds = divmod(round(now["eta_s"]), 60)
+        facts.append(f"{minutes}:{seconds:02d} left")
+    return "  ".join(facts)
+
+
+def _summary(job: dict[str, Any]) -> str:
+    now, point = job["progress"] or {}, job["metrics"] or {}
+    parts = [f"{now['step']} steps"] if now.get("step") else []
+    if now.get("tokens_seen"):
+        parts.append(f"{now['tokens_seen']:,} tokens")
+    if point.get("loss") is not None:
+        parts.append(f"last loss {point['loss']:.3f}")
+    return ", ".join(parts) or "done"
+
+
+def compare(console: Console, questions: Sequence[tuple[str, str]], before: Sequence[str], after: Sequence[str]) -> None:
+    """A table of the answers, and how many of them hold the fact that was to be learned."""
+    table = Table(show_lines=True, title="Questions in words that the data does not have", title_justify="left")
+    for title in ("question", "before", "after"):
+        table.add_column(title, ratio=1, overflow="fold")
+    for (question, _), old, new in zip(questions, before, after, strict=True):
+        table.add_row(escape(question), escape(old), escape(new))
+    console.print(table)
+    facts = [fact.lower() for _, fact in questions]
+    known = [sum(fact in text.lower() for fact, text in zip(facts, texts, strict=True)) for texts in (before, after)]
+    console.print(f"Right answers: {known[0]} of {len(facts)} before, {known[1]} of {len(facts)} after.")
+
+
+def farewell(console: Console, settings: Settings, address: str, job: dict[str, Any], adapter: Path, pid: int | None) -> None:
+    """Where the files are and how to go on."""
+    url = f"{address}/post_training/jobs/{job['job_uuid']}"
+    stop = f" (stop it: kill {pid})" if pid else ""
+    lines = [
+        f"The service goes on at {address}{stop}; its API is described at {address}/docs",
+        f"The adapter, for peft:   {adapter}",
+        f"Models, jobs, database:  {settings.storage_dir}",
+        f"The job:                 curl {url}",
+        f"Its metrics:             curl -H 'Accept: text/csv' {url}/metrics",
+        f"Its checkpoints:         curl {url}/checkpoints",
+        "Your own data:           docs/tutorial.md",
+    ]
+    console.print()
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)
