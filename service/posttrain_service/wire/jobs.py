@@ -6,8 +6,9 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, field_validator, model_validator
 
+from posttrain_service.domain.lifecycle import REASON_STATE, EndReason, JobState
 from posttrain_service.wire.base import JOB_ID, Name, Wire
 from posttrain_service.wire.knobs import TorchrunKnobs, TrainingKnobs
 from posttrain_trainer.contract.spec import (
@@ -19,6 +20,8 @@ from posttrain_trainer.contract.spec import (
     TorchrunArguments,
 )
 
+_PLAIN = r"^[^\x00]*$"
+
 Devices = int | Literal["auto"] | tuple[str, ...]
 """A number of devices, `auto` (all that are free and of use), or named ones."""
 
@@ -28,6 +31,16 @@ class InlineRows(Wire):
 
     rows: Annotated[tuple[dict[str, Any], ...], Field(min_length=1)]
     """Training rows in any of the row formats."""
+
+    @field_validator("rows")
+    @classmethod
+    def _writable(cls, rows: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+        for number, row in enumerate(rows, 1):
+            try:
+                json.dumps(row, ensure_ascii=False, allow_nan=False).encode("utf-8")
+            except ValueError as error:  # NaN, infinities, lone surrogates: not JSON in UTF-8
+                raise ValueError(f"row {number} cannot be written as JSON in UTF-8: {error}") from error
+        return rows
 
 
 DatasetRef = Name | InlineRows
@@ -95,6 +108,24 @@ class Retention(Wire):
         return self
 
 
+class Retry(Wire):
+    """When a failed attempt is followed by another one without being asked."""
+
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 1
+    """Attempts in all; 1 = never again by itself."""
+    on: tuple[EndReason, ...] = ()
+    """Reasons of failure that are tried again; empty = those whose cause lies outside the job."""
+
+    @model_validator(mode="after")
+    def _failures(self) -> Self:
+        for reason in self.on:
+            if REASON_STATE[reason] is not JobState.FAILED:
+                raise ValueError(f"retry.on names {str(reason)!r}, which is not a failure")
+        if self.on and self.max_attempts == 1:
+            raise ValueError("retry.on has no effect with max_attempts 1; raise max_attempts or leave retry.on out")
+        return self
+
+
 class JobRequest(Wire):
     """A training job."""
 
@@ -126,10 +157,15 @@ class JobRequest(Wire):
     """Where metrics go besides the job's own."""
     retention: Retention = Retention()
     """How long the ended job stays."""
+    retry: Retry | None = None
+    """When a failed attempt is followed by another one; None = never by itself."""
     metadata: Annotated[
-        dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=512)]],
-        Field(max_length=16),
-    ] = {}
+        dict[
+            Annotated[str, Field(min_length=1, max_length=64, pattern=_PLAIN)],
+            Annotated[str, Field(max_length=512, pattern=_PLAIN)],
+        ],
+        Field(max_length=16, default_factory=dict),
+    ]
     """At most 16 notes of the client's own, to find the job by."""
 
     @model_validator(mode="after")

@@ -1,0 +1,96 @@
+"""What routes ask FastAPI for: the services, a checked Idempotency-Key, query parameters that exist, the wanted format."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, cast
+
+from fastapi import Depends, Header, Request
+from starlette.exceptions import HTTPException
+
+from posttrain_service.errors import InvalidRequest
+from posttrain_service.work.services import Services
+
+_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+_METADATA = re.compile(r"metadata\[([^\[\]]{1,64})\]")
+
+Format = Literal["json", "sse", "csv", "text"]
+_MEDIA: dict[str, Format] = {
+    "application/json": "json",
+    "text/event-stream": "sse",
+    "text/csv": "csv",
+    "text/plain": "text",
+}
+
+
+def _services(request: Request) -> Services:
+    return cast(Services, request.app.state.services)
+
+
+Use = Annotated[Services, Depends(_services)]
+"""The use cases of the running service."""
+
+
+def _idempotency_key(
+    idempotency_key: Annotated[
+        str | None, Header(description="The same key with the same body gives the same answer, also after a restart.")
+    ] = None,
+) -> str | None:
+    if idempotency_key is not None and not _KEY.fullmatch(idempotency_key):
+        raise InvalidRequest(
+            "Idempotency-Key must be 1 to 255 visible ASCII characters",
+            code="invalid_idempotency_key",
+            param="Idempotency-Key",
+        )
+    return idempotency_key
+
+
+IdempotencyKey = Annotated[str | None, Depends(_idempotency_key)]
+
+
+def only(*names: str) -> Any:
+    """A dependency that refuses query parameters other than `names`, so that a misspelt one is never ignored.
+
+    `metadata` in `names` allows `metadata[key]=value`.
+    """
+
+    def check(request: Request) -> None:
+        for name in request.query_params:
+            if name not in names and not ("metadata" in names and _METADATA.fullmatch(name)):
+                known = ", ".join(names) if names else "none"
+                raise InvalidRequest(
+                    f"{name[:100]}: no such query parameter; this route knows {known}", param=name[:100]
+                )
+
+    return Depends(check)
+
+
+def json_body(request: Request) -> None:
+    """Refuse a body that doesn't say that it is JSON: a web page can send any other type without asking first."""
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise HTTPException(415, f"send the body as Content-Type: application/json, not {kind[:100] or 'without one'}")
+
+
+def metadata_filter(request: Request) -> dict[str, str]:
+    """The pairs of `metadata[key]=value` in the query."""
+    pairs: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if match := _METADATA.fullmatch(name):
+            if pairs.get(match[1], value) != value:
+                raise InvalidRequest(f"{name} is given twice with different values", param=name)
+            pairs[match[1]] = value
+    return pairs
+
+
+def wanted(request: Request, *offered: Format) -> Format:
+    """The first of the formats in the request's Accept header that the route offers; the first offered by default."""
+    for part in request.headers.get("accept", "*/*").split(","):
+        media, *parameters = (piece.strip().lower() for piece in part.split(";"))
+        if "q=0" in parameters or "q=0.0" in parameters:
+            continue
+        if media == "*/*" or media == "application/*":
+            return offered[0]
+        if _MEDIA.get(media) in offered:
+            return _MEDIA[media]
+    raise HTTPException(406, f"Accept asks for none of {', '.join(m for m, f in _MEDIA.items() if f in offered)}")

@@ -1,0 +1,89 @@
+"""Exceptions to answers: which status each error has, and the envelope for whatever else can go wrong in a route."""
+
+from __future__ import annotations
+
+import math
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from posttrain_service import errors
+from posttrain_service.api.answers import Answer, error_answer
+from posttrain_service.wire.errors import field_errors, summary
+
+_STATUS: dict[type[errors.ServiceError], int] = {
+    errors.InvalidRequest: 422,
+    errors.Unauthorized: 401,
+    errors.Forbidden: 403,
+    errors.NotFound: 404,
+    errors.Conflict: 409,
+    errors.PayloadTooLarge: 413,
+    errors.QuotaExceeded: 429,
+    errors.StoreBusy: 503,
+    errors.Unavailable: 503,
+    errors.StoreMismatch: 503,
+    errors.DiskFull: 507,
+}
+
+_CODES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 413: "payload_too_large"}
+_CODES |= {415: "unsupported_media_type", 416: "range_not_satisfiable"}
+
+
+def install(app: FastAPI) -> None:
+    """Answer every exception of a route in the envelope."""
+    app.add_exception_handler(errors.ServiceError, _service_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+
+
+def status_of(error: errors.ServiceError) -> int:
+    """The status of an error's class; 500 for one that says nothing about whose fault it is."""
+    for cls in type(error).__mro__:
+        if cls in _STATUS:
+            return _STATUS[cls]
+    return 500
+
+
+def _service_error(request: Request, error: Exception) -> Answer:
+    assert isinstance(error, errors.ServiceError)
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    return error_answer(
+        status_of(error),
+        error.message,
+        code=error.code,
+        param=error.param,
+        errors=error.errors or None,
+        headers=headers,
+        retry=error.should_retry,
+    )
+
+
+def _validation_error(request: Request, error: Exception) -> Answer:
+    assert isinstance(error, RequestValidationError)
+    found = error.errors()
+    for item in found:
+        if item.get("type") == "json_invalid":
+            reason = item.get("ctx", {}).get("error", "invalid JSON")
+            return error_answer(400, f"the body is not JSON: {reason}", code="invalid_json")
+    faults = field_errors(found)
+    return error_answer(422, summary(faults), code="invalid_request", param=faults[0]["loc"] or None, errors=faults)
+
+
+def _http_error(request: Request, error: Exception) -> Answer:
+    assert isinstance(error, HTTPException)
+    status = error.status_code
+    message = str(error.detail)
+    if status == 404 and message == HTTPStatus.NOT_FOUND.phrase:
+        message = f"there is no {request.method} {_shown(request.url.path)}; the routes are listed at /openapi.json"
+    elif status == 405:
+        message = f"{request.method} is not possible on {_shown(request.url.path)}"
+    code = _CODES.get(status, HTTPStatus(status).phrase.lower().replace(" ", "_"))
+    return error_answer(status, message, code=code, headers=error.headers)
+
+
+def _shown(path: str) -> str:
+    return path if len(path) <= 200 else path[:197] + "..."

@@ -1,0 +1,108 @@
+"""`create_app`: settings to a FastAPI application whose lifespan runs the loops."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+import yaml
+from fastapi import FastAPI
+from fastapi.concurrency import run_in_threadpool
+from fastapi.routing import APIRoute
+
+from posttrain_service import __version__, compose
+from posttrain_service.api import checkpoints, datasets, errors, files, health, job_streams, post_training
+from posttrain_service.api.edge import Edge
+from posttrain_service.errors import InvalidSettings
+from posttrain_service.settings import Settings
+from posttrain_service.wire import shapes
+from posttrain_service.work.services import Services
+
+_ROUTERS = (
+    post_training.router,
+    job_streams.router,
+    checkpoints.router,
+    datasets.router,
+    files.router,
+    health.router,
+)
+
+
+class Running(Protocol):
+    """What the lifespan starts and stops: the services and the loops behind them."""
+
+    @property
+    def services(self) -> Services:
+        """The use cases."""
+
+    def start(self) -> None:
+        """Start the loops; blocks until they run."""
+
+    def stop(self) -> None:
+        """Stop the loops, and leave the jobs running; blocks until they stand."""
+
+
+def create_app(settings: Settings | None = None, *, build: Callable[[Settings], Running] = compose.build) -> FastAPI:
+    """The application. Nothing is opened before its lifespan begins.
+
+    Args:
+        settings: What the service is told; None = read from the environment.
+        build: Makes what the lifespan starts; tests hand in another one.
+
+    Raises:
+        InvalidSettings: The service would be reachable from other machines without keys.
+    """
+    told = Settings() if settings is None else settings
+    check_reach(told)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        running = await run_in_threadpool(build, told)
+        await run_in_threadpool(running.start)
+        app.state.services = running.services
+        try:
+            yield
+        finally:
+            running.services.streams.close()
+            await run_in_threadpool(running.stop)
+
+    app = FastAPI(
+        title="posttrain",
+        summary="Fine-tuning jobs over HTTP.",
+        version=__version__,
+        root_path=told.root_path,
+        docs_url=None,  # its page loads scripts from another host
+        redoc_url=None,
+        lifespan=lifespan,
+        generate_unique_id_function=_operation_id,
+        responses={"4XX": {"model": shapes.Error}, "5XX": {"model": shapes.Error}},
+    )
+    errors.install(app)
+    for router in _ROUTERS:
+        app.include_router(router)
+    app.add_middleware(Edge, loopback=told.is_loopback)
+    return app
+
+
+def check_reach(settings: Settings) -> None:
+    """Refuse an address that other machines can reach: there is no authentication that would stop them.
+
+    Raises:
+        InvalidSettings: `host` is not a loopback address.
+    """
+    if not settings.is_loopback:
+        raise InvalidSettings(
+            f"host {settings.host!r} can be reached from other machines, and no API keys are configured: whoever reaches "
+            "the service can run training on it. Listen on 127.0.0.1, and put an SSH tunnel or an authenticating proxy in front"
+        )
+
+
+def openapi_yaml() -> str:
+    """The text of openapi.yaml for this build."""
+    described: dict[str, Any] = create_app(Settings(host="127.0.0.1", root_path="")).openapi()
+    return yaml.safe_dump(described, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _operation_id(route: APIRoute) -> str:
+    return route.name

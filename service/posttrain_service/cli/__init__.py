@@ -1,0 +1,1 @@
+"""The command `posttrain`. Everything but `serve` and `openapi` is a client of the HTTP API."""

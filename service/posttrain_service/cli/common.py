@@ -1,0 +1,76 @@
+"""What the commands share: where the server is, how errors end a command, how JSON and tables are shown."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from posttrain_service.client import ApiError, Client, ServerGone
+from posttrain_service.errors import ServiceError
+
+DEFAULT_SERVER = "http://127.0.0.1:8484"
+
+ServerOption = Annotated[str, typer.Option("--server", envvar="POSTTRAIN_SERVER", help="Address of the server.")]
+KeyOption = Annotated[
+    str | None, typer.Option("--api-key", envvar="POSTTRAIN_API_KEY", help="Key that the server knows the caller by.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the server's JSON.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB_UUID", help="The job's id.")]
+
+
+@contextmanager
+def connected(server: str, api_key: str | None) -> Iterator[Client]:
+    """A client; an error that the user can do something about ends the command with one sentence and exit code 1."""
+    with sentences(), Client(server, api_key=api_key) as client:
+        yield client
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """Turn the errors that are meant for people into a line on standard error and exit code 1."""
+    try:
+        yield
+    except ApiError as error:
+        fail(error.message, error.errors)
+    except ServiceError as error:
+        fail(error.message, error.errors)
+    except (ServerGone, OSError) as error:
+        fail(str(error))
+
+
+def fail(message: str, faults: Sequence[dict[str, Any]] = ()) -> None:
+    """Say what is wrong, list the single faults, and exit with code 1."""
+    say(f"error: {message}")
+    for fault in faults[:20]:
+        where = f"line {fault['line']}: " if fault.get("line") else ""
+        where += f"{fault['loc']}: " if fault.get("loc") else ""
+        say(f"  {where}{fault.get('message')}")
+    if len(faults) > 20:
+        say(f"  ... and {len(faults) - 20} more")
+    raise typer.Exit(1)
+
+
+def say(text: str) -> None:
+    """A line for people on standard error, with control characters escaped."""
+    print("".join(c if c.isprintable() else repr(c)[1:-1] for c in text), file=sys.stderr)
+
+
+def show_json(value: Any) -> None:
+    """JSON on standard output."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table on standard output; cells are plain text, never markup."""
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+    Console().print(table)

@@ -1,0 +1,61 @@
+"""The command `posttrain`: wires the groups together."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from posttrain_service import __version__
+from posttrain_service.app import openapi_yaml
+from posttrain_service.cli import data, jobs, serve
+from posttrain_service.cli.common import DEFAULT_SERVER, KeyOption, ServerOption, connected, show_json
+from posttrain_trainer.contract import CONTRACT_VERSION
+
+app = typer.Typer(
+    name="posttrain",
+    help="Fine-tuning jobs over HTTP.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(data.app, name="data")
+app.command("serve")(serve.serve)
+
+
+@app.command()
+def openapi(
+    to: Annotated[Path | None, typer.Option("--to", help="File to write; standard output unless told.")] = None,
+) -> None:
+    """Print the description of the HTTP API."""
+    text = openapi_yaml()
+    if to is None:
+        print(text, end="")
+    else:
+        to.write_text(text, encoding="utf-8")
+
+
+@app.command()
+def version(
+    remote: Annotated[bool, typer.Option("--remote", help="Ask the server for its versions too.")] = False,
+    server: ServerOption = DEFAULT_SERVER,
+    api_key: KeyOption = None,
+) -> None:
+    """Print versions."""
+    found: dict[str, object] = {
+        "version": __version__,
+        "contract": CONTRACT_VERSION,
+        "python": platform.python_version(),
+    }
+    if remote:
+        with connected(server, api_key) as client:
+            found["server"] = client.version()
+    show_json(found)
+
+
+def main() -> None:
+    """Entry point."""
+    app()
