@@ -155,13 +155,15 @@ def main(args: list[str]) -> None:
     order = Order.parse(args)
     _detach()
     try:
-        with locks.hold(order.attempt.shim_lock):
-            if order.attempt.run.exists() or order.attempt.exit.exists():
-                say(f"attempt {order.attempt.number} has already run; nothing is started")
-                return
-            _run(order)
+        lock = locks.Lock(order.attempt.shim_lock)
     except locks.LockHeld:
         say(f"attempt {order.attempt.number} is already running; nothing is started")
+        return
+    if order.attempt.run.exists() or order.attempt.exit.exists():
+        lock.release()
+        say(f"attempt {order.attempt.number} has already run; nothing is started")
+        return
+    _run(order)  # the lock is given up by exiting, so whoever finds it free finds no process either
 
 
 def say(text: str) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,7 +194,7 @@ def write_json(path: Path, data: Any, *, durable: bool = True) -> None:
         data: JSON-serialisable; NaN and infinities are refused with ValueError.
         durable: Also survive power loss (fsync of file and folder); off for heartbeats, which are rewritten often.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
         json.dump(data, file, ensure_ascii=False, allow_nan=False)
         if durable:
