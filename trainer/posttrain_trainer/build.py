@@ -1,0 +1,278 @@
+"""The composition root: an attempt's arguments -> a run, from loading to its result. The one place that knows every part."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from posttrain_trainer import logs
+from posttrain_trainer.checkpoint.state import Progress
+from posttrain_trainer.checkpoint.store import Checkpoints
+from posttrain_trainer.contract.errors import CheckpointInvalid
+from posttrain_trainer.contract.events import Manifest, RunResult, StopWant
+from posttrain_trainer.contract.rundir import AttemptDir, RunDir
+from posttrain_trainer.contract.spec import FullTrainingArguments, TensorboardLogger
+from posttrain_trainer.data.batch import Batch
+from posttrain_trainer.data.loader import StepLoader, validation_batches
+from posttrain_trainer.data.prepare import Dataset, prepare_dataset
+from posttrain_trainer.device import Device
+from posttrain_trainer.dist import RankFacts, World
+from posttrain_trainer.loop import Loop, Parts
+from posttrain_trainer.metrics.heartbeat import Heart
+from posttrain_trainer.metrics.jsonl import EventLog, JsonlSink
+from posttrain_trainer.metrics.sink import FanOut, MetricSink
+from posttrain_trainer.metrics.tensorboard import TensorboardSink
+from posttrain_trainer.models.load import LoadedModel, load_model, load_tokenizer, sequence_limits
+from posttrain_trainer.models.source import find_model
+from posttrain_trainer.objectives.sft import Sft
+from posttrain_trainer.optim.groups import build_optimizer
+from posttrain_trainer.signals import StopRequests
+
+T = TypeVar("T")
+
+
+class Startup:
+    """Seconds of each part of a start."""
+
+    def __init__(self, import_s: float) -> None:
+        self.seconds = {"import": import_s}
+        self._since = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """Note the time since the last lap under `name`, the first time it is called with it."""
+        now = time.perf_counter()
+        self.seconds.setdefault(name, round(now - self._since, 3))
+        self._since = now
+
+
+def run(attempt: AttemptDir, args: FullTrainingArguments, *, heart: Heart, stop: StopRequests, import_s: float) -> RunResult:
+    """Do what one rank does from loaded packages to the end of training; all ranks call it.
+
+    Args:
+        attempt: The attempt's folder.
+        args: What to train.
+        heart: Told about progress.
+        stop: Asked for stop requests.
+        import_s: Seconds that this process took to get here.
+
+    Returns:
+        How the run ended; the same on every rank but for the warnings, which rank 0 knows all of.
+
+    Raises:
+        TrainerError: What the run failed of, in the contract's words; other exceptions as torch and the system raise them.
+    """
+    args = args.resolved()
+    facts = RankFacts.from_environment()
+    logs.set_up(args.log_level, rank=facts.rank)
+    logs.quiet_progress_bars()
+    device = Device.pick(args.device, local_rank=facts.local_rank)
+    device.activate(facts.local_world_size)
+    device.seed(args.random_seed + facts.rank, deterministic=args.deterministic)
+    events = EventLog(attempt.events if facts.rank == 0 else None, attempt.number)
+    try:
+        with World.open(device, facts=facts) as world:
+            return _Run(attempt, args, world, events, heart, stop, Startup(import_s)).train()
+    finally:
+        events.close()
+
+
+class _Run:
+    """What the steps of `run` share."""
+
+    def __init__(
+        self,
+        attempt: AttemptDir,
+        args: FullTrainingArguments,
+        world: World,
+        events: EventLog,
+        heart: Heart,
+        stop: StopRequests,
+        startup: Startup,
+    ) -> None:
+        self.attempt = attempt
+        self.args = args
+        self.world = world
+        self.events = events
+        self.heart = heart
+        self.stop = stop
+        self.startup = startup
+        self.run_dir = RunDir(attempt.path.parent.parent)
+
+    def train(self) -> RunResult:
+        """Load, prepare, resume, train, and tell how it ended."""
+        sinks = self._sinks()
+        points = FanOut(sinks, self.events.warn)
+        try:
+            self._enter_load()
+            model = load_model(self.args, self.world.device, self.world, tokenizer=load_tokenizer(self.args))
+            for warning in model.warnings:
+                self.events.warn(warning)
+            self.startup.lap("load")
+            dataset, loader, validation = self._data(model)
+            self.startup.lap("data")
+            checkpoints = self._checkpoints(model)
+            progress, manifest = self._resume(checkpoints, dataset, loader)
+            parts = self._parts(model, loader, validation, checkpoints, points)
+            self._tell_plan(model, dataset, loader)
+            started = time.perf_counter()
+            loop = Loop(parts, progress, manifest)
+            want = loop.run()
+            self.heart.flush()
+            return self._result(loop, want, dataset, time.perf_counter() - started)
+        finally:
+            points.close()
+
+    def _enter_load(self) -> None:
+        self.heart.beat("load")
+        self.events.tell("phase", f"loading {self.args.model_path}", phase="load")
+
+    def _sinks(self) -> list[MetricSink]:
+        if not self.world.is_main:
+            return []
+        sinks: list[MetricSink] = [JsonlSink(self.attempt.metrics)]
+        if any(isinstance(logger, TensorboardLogger) for logger in self.args.loggers):
+            sinks.append(TensorboardSink(self.attempt.path / "tensorboard"))
+        return sinks
+
+    def _data(self, model: LoadedModel) -> tuple[Dataset, StepLoader, Sequence[Batch]]:
+        """Training loader and validation batches; rank 0 prepares, the others find what it wrote."""
+        args, world = self.args, self.world
+        self.heart.beat("data")
+        self.events.tell("phase", f"preparing {args.data_path}", phase="data")
+        max_seq_len, max_batch_len = sequence_limits(args, model.max_positions)
+        assert args.data_output_dir is not None  # resolved() fills it in
+
+        def prepare(path: str) -> Dataset:
+            cache_dir = Path(str(args.data_output_dir))
+            return _main_first(world, lambda: prepare_dataset(path, tokenizer=model.tokenizer, args=args, max_seq_len=max_seq_len, cache_dir=cache_dir))
+
+        training, held_out = prepare(args.data_path), None
+        report = training
+        if args.validation_data_path is not None:
+            held_out = prepare(args.validation_data_path)
+        elif args.validation_split is not None:
+            training, held_out = training.split(args.validation_split, args.random_seed)
+        self.events.tell("data", f"{len(training)} samples to train on", **report.report)
+        loader = StepLoader(
+            training,
+            effective_batch_size=args.effective_batch_size,
+            max_batch_len=max_batch_len,
+            rank=world.rank,
+            world_size=world.world_size,
+            seed=args.random_seed,
+            shuffle=args.shuffle,
+            num_epochs=args.num_epochs,
+            packed=args.is_padding_free,
+            pad_id=model.tokenizer.pad_token_id,
+            max_steps_per_epoch=args.max_steps_per_epoch,
+            max_steps=args.max_steps,
+        )
+        validation: Sequence[Batch] = ()
+        if held_out is not None:
+            validation = validation_batches(
+                held_out,
+                max_batch_len=max_batch_len,
+                rank=world.rank,
+                world_size=world.world_size,
+                packed=args.is_padding_free,
+                pad_id=model.tokenizer.pad_token_id,
+                max_batches=args.max_validation_steps,
+            )
+        return report, loader, validation
+
+    def _checkpoints(self, model: LoadedModel) -> Checkpoints:
+        optimizer = build_optimizer(self.args, model.module)
+        base = find_model(self.args.model_path).name
+        checkpoints = Checkpoints(
+            run_dir=self.run_dir,
+            attempt=self.attempt.number,
+            args=self.args,
+            base=base,
+            world=self.world,
+            model=model,
+            optimizer=optimizer,
+            warn=self.events.warn,
+        )
+        checkpoints.prepare()
+        return checkpoints
+
+    def _resume(self, checkpoints: Checkpoints, dataset: Dataset, loader: StepLoader) -> tuple[Progress, Manifest | None]:
+        size = {"samples": len(dataset), "tokens": int(dataset.lengths.sum(dtype="int64"))}
+        manifest = checkpoints.choose()
+        if manifest is None:
+            return Progress(data=size), None
+        progress = checkpoints.load(manifest)
+        if progress.data != size:
+            raise CheckpointInvalid(
+                f"{manifest.id} was made with other data ({progress.data}, now {size}); its position in the data means nothing "
+                "here. Bring the data back, or start anew with resume: never"
+            )
+        loader.load_state_dict(progress.loader)
+        self.events.tell("resume", f"going on from {manifest.id}", id=manifest.id, step=manifest.step)
+        return progress, manifest
+
+    def _parts(self, model: LoadedModel, loader: StepLoader, validation: Sequence[Batch], checkpoints: Checkpoints, points: FanOut) -> Parts:
+        return Parts(
+            args=self.args,
+            attempt=self.attempt.number,
+            world=self.world,
+            model=model,
+            objective=Sft(),
+            optimizer=checkpoints.optimizer,
+            loader=loader,
+            validation=validation,
+            checkpoints=checkpoints,
+            points=points,
+            events=self.events,
+            heart=self.heart,
+            stop=self.stop,
+            first_step_done=lambda: self.startup.lap("first_step"),
+        )
+
+    def _tell_plan(self, model: LoadedModel, dataset: Dataset, loader: StepLoader) -> None:
+        device = self.world.device
+        self.events.tell(
+            "phase",
+            f"training {model.num_trainable:,} of {model.num_parameters:,} parameters for {loader.total_steps} steps "
+            f"on {self.world.world_size} {device.kind} rank(s) in {str(model.dtype).removeprefix('torch.')}",
+            phase="train",
+            total_steps=loader.total_steps,
+            steps_per_epoch=loader.steps_per_epoch,
+            samples=len(dataset),
+            parameters=model.num_parameters,
+            trainable=model.num_trainable,
+            dtype=str(model.dtype).removeprefix("torch."),
+            device=device.kind,
+            ranks=self.world.world_size,
+        )
+        self.startup.lap("resume")
+
+    def _result(self, loop: Loop, want: StopWant | None, dataset: Dataset, train_time_s: float) -> RunResult:
+        progress, newest = loop.progress, loop.newest
+        self.events.tell("ended", "every planned step is done" if want is None else f"stopped as asked ({want})", step=progress.step)
+        return RunResult(
+            status="completed" if want is None else "stopped",
+            want=want,
+            steps=progress.step,
+            total_steps=loop.parts.loader.total_steps,
+            epochs=progress.epoch,
+            samples_seen=progress.samples_seen,
+            tokens_seen=progress.tokens_seen,
+            skipped_steps=progress.skipped_steps,
+            loss=progress.loss,
+            checkpoint=newest.id if newest is not None else None,
+            checkpoint_path=str(self.run_dir.checkpoint(newest.id)) if newest is not None else None,
+            train_time_s=train_time_s,
+            startup_s=self.startup.seconds,
+            dataset=dataset.report,
+            warnings=self.events.warnings,
+        )
+
+
+def _main_first(world: World, act: Callable[[], T]) -> T:
+    """Let rank 0 do what leaves something behind, then the others, who find it."""
+    result = act() if world.is_main else None
+    world.barrier()
+    return result if result is not None else act()

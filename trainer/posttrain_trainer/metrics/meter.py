@@ -1,0 +1,112 @@
+"""Measuring one optimizer step: sums over micro-batches and ranks, and where the time went.
+
+Sums stay on the device until the step ends, and cross ranks once a step, together with the flags the ranks agree on.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posttrain_trainer.dist import World
+
+_RECENT = 20
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over all ranks and micro-batches of a step (or of a validation)."""
+
+    loss: float
+    """Mean loss over supervised tokens; may be NaN or infinite."""
+    accuracy: float
+    """Share of supervised tokens guessed right."""
+    flags: tuple[float, ...]
+    """Sum over the ranks of each flag handed in."""
+
+
+class Sums:
+    """Running sums of loss and right guesses, kept on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._loss = torch.zeros((), dtype=torch.float32, device=device)
+        self._correct = torch.zeros((), dtype=torch.int64, device=device)
+
+    def add(self, loss_sum: Tensor, num_correct: Tensor) -> None:
+        """Add one micro-batch: the loss summed over its supervised tokens (scalar), and its right guesses (scalar)."""
+        self._loss += loss_sum.detach()
+        self._correct += num_correct.detach()
+
+    def over_ranks(self, world: World, num_supervised: float, flags: Sequence[float] = ()) -> Totals:
+        """One reduction over all ranks, which all call it.
+
+        Args:
+            world: All ranks.
+            num_supervised: Supervised tokens of all ranks, at least 1.
+            flags: Further numbers to sum.
+        """
+        loss, correct, *rest = world.sum([float(self._loss.item()), float(self._correct.item()), *flags])
+        return Totals(loss / num_supervised, correct / num_supervised, tuple(rest))
+
+
+class Stopwatch:
+    """Wall time of the parts of a step, in seconds.
+
+    The parts are told only where the device works in step with the host; elsewhere forward and backward only queue
+    work, and waiting after each would cost more than the numbers are worth.
+    """
+
+    def __init__(self, *, in_step_with_host: bool) -> None:
+        self._tells_parts = in_step_with_host
+        self._parts: dict[str, float] = {}
+        self._started = time.perf_counter()
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Add the time of the with-block to a part."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._parts[name] = self._parts.get(name, 0.0) + time.perf_counter() - started
+
+    def parts(self) -> dict[str, float]:
+        """Seconds by part; data always, the others where they can be told."""
+        return {name: s for name, s in self._parts.items() if self._tells_parts or name == "data"}
+
+    def total(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self._started
+
+
+class Pace:
+    """Speed of the last steps, for the progress bar."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[float, int]] = deque(maxlen=_RECENT)
+
+    def add(self, step_time_s: float, num_tokens: int) -> None:
+        """Note one step."""
+        self._steps.append((step_time_s, num_tokens))
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens a second over the last steps; None before the first."""
+        seconds = sum(s for s, _ in self._steps)
+        return sum(n for _, n in self._steps) / seconds if seconds > 0 else None
+
+    def eta_s(self, steps_left: int) -> float | None:
+        """Estimated seconds for so many more steps; None before the first."""
+        return steps_left * sum(s for s, _ in self._steps) / len(self._steps) if self._steps else None
+
+
+def finite(value: float) -> float | None:
+    """The value, or None when it is NaN or infinite, which JSON cannot hold."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,54 @@
+"""Where metrics points go: the MetricSink protocol, and the fan-out that keeps a failing sink from stopping a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from posttrain_trainer.contract.events import MetricsPoint
+
+
+class MetricSink(Protocol):
+    """Takes one point after the other, then is closed."""
+
+    @property
+    def name(self) -> str:
+        """The sink's `kind`, for messages."""
+
+    def write(self, point: MetricsPoint) -> None:
+        """Take one point; whatever is raised makes the fan-out drop this sink for the rest of the run."""
+
+    def close(self) -> None:
+        """Write out what is buffered."""
+
+
+class FanOut:
+    """Gives each point to all sinks; one that fails is told about once, then left out, and training goes on.
+
+    Args:
+        sinks: Where points go.
+        warn: Called with one sentence for each sink that failed.
+    """
+
+    def __init__(self, sinks: Sequence[MetricSink], warn: Callable[[str], None]) -> None:
+        self._sinks = list(sinks)
+        self._warn = warn
+
+    def write(self, point: MetricsPoint) -> None:
+        """Give a point to every sink that has not failed yet."""
+        for sink in list(self._sinks):
+            self._guard(sink, lambda sink=sink: sink.write(point), "its points from here on are missing")  # type: ignore[misc]
+
+    def close(self) -> None:
+        """Close every sink that has not failed yet."""
+        for sink in list(self._sinks):
+            self._guard(sink, sink.close, "its last points may be missing")
+        self._sinks.clear()
+
+    def _guard(self, sink: MetricSink, act: Callable[[], None], consequence: str) -> None:
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001  the edge to third-party code: a broken logger must not cost a run
+            self._sinks.remove(sink)
+            reason = f"{type(error).__name__}: {error}"
+            self._warn(f"the {sink.name} logger failed and was switched off at this step ({reason}); {consequence}")

@@ -1,0 +1,44 @@
+"""TensorBoard event files, an optional sink; the package is imported on use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from posttrain_trainer.contract.errors import InvalidArguments
+from posttrain_trainer.contract.events import MetricsPoint
+
+_NOT_SCALARS = {"v", "attempt", "step", "time", "skipped"}
+
+
+class TensorboardSink:
+    """Writes every number of a point as a scalar named like its field.
+
+    Args:
+        folder: Where event files go; made when missing.
+
+    Raises:
+        InvalidArguments: The tensorboard package is not installed.
+    """
+
+    name = "tensorboard"
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise InvalidArguments(
+                "loggers names tensorboard, which is not installed here; install posttrain[tracking] or leave it out"
+            ) from error
+        self._writer: Any = SummaryWriter(log_dir=str(folder))
+
+    def write(self, point: MetricsPoint) -> None:
+        """Add the point's numbers at its step."""
+        for name, value in point.model_dump(exclude_none=True).items():
+            if name not in _NOT_SCALARS:
+                self._writer.add_scalar(f"train/{name}", value, global_step=point.step, walltime=point.time)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write out what is buffered and close the file."""
+        self._writer.close()
