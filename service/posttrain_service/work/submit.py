@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain_service.clock import Clock
-from posttrain_service.domain.job import Job, NewEvent
+from posttrain_service.domain.job import Job, NewEvent, RetryPolicy
 from posttrain_service.domain.lifecycle import JobState
 from posttrain_service.errors import Conflict, DiskFull, InvalidRequest
 from posttrain_service.ids import is_file_id, new_run_id
@@ -203,12 +203,19 @@ class Submitter:
             max_duration_s=request.resources.max_duration_s,
             ttl_s=request.retention.ttl_s,
             keep=request.retention.keep,
+            retry=_retry(request),
         )
 
     def _discard(self, run_dir: RunDir, run_id: str) -> None:
         """Remove the folder of a job that was not stored; if a lost answer hides that it was, keep it."""
         if not self._store.jobs.exists(run_id):
             shutil.rmtree(run_dir.path, ignore_errors=True)
+
+
+def _retry(request: JobRequest) -> RetryPolicy:
+    if request.retry is None:
+        return RetryPolicy()
+    return RetryPolicy(request.retry.max_attempts, tuple(str(reason) for reason in request.retry.on))
 
 
 def make_spec(checked: Checked, data: dict[str, str]) -> dict[str, Any]:
@@ -225,6 +232,7 @@ def make_spec(checked: Checked, data: dict[str, str]) -> dict[str, Any]:
         "torchrun": prepared.torchrun,
         "resources": request.resources.model_dump(mode="json") | {"devices": request.devices},
         "retention": request.retention.model_dump(mode="json"),
+        "retry": None if request.retry is None else request.retry.model_dump(mode="json"),
         "data": data,
     }
 
