@@ -9,8 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from posttrain_service.cli.demo_http import DemoError
-from posttrain_service.cli.demo_screen import told
+from posttrain_service.cli.demo_screen import DemoError, told
 from posttrain_service.errors import ServiceError
 from posttrain_service.launch.tools import run_tool
 from posttrain_service.settings import Settings
@@ -48,7 +47,7 @@ def obtain(settings: Settings, console: Console) -> BaseModel:
                     settings.trainer_python, "convert", {"source": source, "target": str(folder)}, CONVERT_TIMEOUT_S
                 )
             except ServiceError as error:
-                raise DemoError(_not_obtained(str(error), packaged is not None)) from error
+                raise DemoError(_not_obtained(error.message, packaged is not None)) from error
     told(console, "model", f"{NAME} in {folder}")
     return BaseModel(NAME, folder)
 
@@ -65,7 +64,7 @@ def ask(settings: Settings, model: BaseModel, adapter: Path | None, prompts: Seq
     try:
         answers = run_tool(settings.trainer_python, "generate", request, GENERATE_TIMEOUT_S)["answers"]
     except ServiceError as error:
-        raise DemoError(f"the answers could not be generated: {error}") from error
+        raise DemoError(f"the answers could not be generated: {error.message}") from error
     return [str(answer).strip() for answer in answers]
 
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from posttrain_service.cli.demo_http import DemoError, Service
+from posttrain_service.client import Client
 from posttrain_service.settings import Settings
 
 POLL_S = 0.5
@@ -20,30 +20,34 @@ PLAIN_EVERY_S = 15.0
 ENDED = ("succeeded", "failed", "cancelled", "paused")
 
 
+class DemoError(Exception):
+    """Something that the demo needs cannot be had; the message is one sentence for people."""
+
+
 def told(console: Console, what: str, text: str) -> None:
     """One line of facts."""
     console.print(f"[bold]{what:>8}[/bold]  {escape(text)}", soft_wrap=True)
 
 
-def follow(console: Console, service: Service, job: dict[str, Any]) -> dict[str, Any]:
+def follow(console: Console, client: Client, job: dict[str, Any], address: str) -> dict[str, Any]:
     """Show the job's progress until it ends; returns it as it ended.
 
     Raises:
         DemoError: It ended otherwise than by success.
     """
     if job["status"] not in ENDED:
-        job = _bar(console, service, job) if console.is_terminal else _lines(console, service, job)
+        job = _bar(console, client, job) if console.is_terminal else _lines(console, client, job)
     if job["status"] != "succeeded":
         error = job["error"] or {"message": job["reason"]}
         raise DemoError(
             f"job {job['job_uuid']} is {job['status']}: {error['message']} "
-            f"(its log: curl {service.address}/post_training/jobs/{job['job_uuid']}/logs)"
+            f"(its log: posttrain jobs logs {job['job_uuid']} --server {address})"
         )
     told(console, "trained", _summary(job))
     return job
 
 
-def _bar(console: Console, service: Service, job: dict[str, Any]) -> dict[str, Any]:
+def _bar(console: Console, client: Client, job: dict[str, Any]) -> dict[str, Any]:
     columns = (
         TextColumn("[bold]{task.description:>8}[/bold] "), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"),
     )  # fmt: skip
@@ -56,11 +60,11 @@ def _bar(console: Console, service: Service, job: dict[str, Any]) -> dict[str, A
                 task, description=phase or job["status"], completed=now.get("step") or 0, total=now.get("total_steps"), facts=_facts(job)
             )  # fmt: skip
             time.sleep(POLL_S)
-            job = service.job(job["job_uuid"])
+            job = client.job(job["job_uuid"])
     return job
 
 
-def _lines(console: Console, service: Service, job: dict[str, Any]) -> dict[str, Any]:
+def _lines(console: Console, client: Client, job: dict[str, Any]) -> dict[str, Any]:
     shown = ""
     last = 0.0
     while job["status"] not in ENDED:
@@ -70,7 +74,7 @@ def _lines(console: Console, service: Service, job: dict[str, Any]) -> dict[str,
             told(console, "job", text)
             shown, last = text, time.monotonic()
         time.sleep(POLL_S)
-        job = service.job(job["job_uuid"])
+        job = client.job(job["job_uuid"])
     return job
 
 
@@ -97,7 +101,9 @@ def _summary(job: dict[str, Any]) -> str:
     return ", ".join(parts) or "done"
 
 
-def compare(console: Console, questions: Sequence[tuple[str, str]], before: Sequence[str], after: Sequence[str]) -> None:
+def compare(
+    console: Console, questions: Sequence[tuple[str, str]], before: Sequence[str], after: Sequence[str]
+) -> None:
     """A table of the answers, and how many of them hold the fact that was to be learned."""
     table = Table(show_lines=True, title="Questions in words that the data does not have", title_justify="left")
     for title in ("question", "before", "after"):
@@ -110,7 +116,9 @@ def compare(console: Console, questions: Sequence[tuple[str, str]], before: Sequ
     console.print(f"Right answers: {known[0]} of {len(facts)} before, {known[1]} of {len(facts)} after.")
 
 
-def farewell(console: Console, settings: Settings, address: str, job: dict[str, Any], adapter: Path, pid: int | None) -> None:
+def farewell(
+    console: Console, settings: Settings, address: str, job: dict[str, Any], adapter: Path, pid: int | None
+) -> None:
     """Where the files are and how to go on."""
     url = f"{address}/post_training/jobs/{job['job_uuid']}"
     stop = f" (stop it: kill {pid})" if pid else ""
@@ -119,8 +127,8 @@ def farewell(console: Console, settings: Settings, address: str, job: dict[str, 
         f"The adapter, for peft:   {adapter}",
         f"Models, jobs, database:  {settings.storage_dir}",
         f"The job:                 curl {url}",
-        f"Its metrics:             curl -H 'Accept: text/csv' {url}/metrics",
-        f"Its checkpoints:         curl {url}/checkpoints",
+        f"Its metrics:             posttrain jobs metrics {job['job_uuid']} --server {address}",
+        f"Its log:                 posttrain jobs logs {job['job_uuid']} --server {address}",
         "Your own data:           docs/tutorial.md",
     ]
     console.print()

@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 from rich.console import Console
 
-from posttrain_service.cli.demo_http import DemoError, connect
+from posttrain_service.cli.demo_screen import DemoError
+from posttrain_service.client import ApiError, Client, ServerGone
 from posttrain_service.settings import Settings
 
 START_TIMEOUT_S = 60.0
@@ -28,7 +28,9 @@ def candidates(settings: Settings, server: str | None) -> Iterator[str]:
     """
     if server is not None:
         if not answers(server):
-            raise DemoError(f"no posttrain service answers at {server}; start one (posttrain serve) or leave the address out")
+            raise DemoError(
+                f"no posttrain service answers at {server}; start one (posttrain serve) or leave the address out"
+            )
         yield server.rstrip("/")
         return
     known = [_recorded(settings), f"http://127.0.0.1:{settings.port}"]
@@ -40,10 +42,9 @@ def candidates(settings: Settings, server: str | None) -> Iterator[str]:
 def answers(address: str) -> bool:
     """Whether a posttrain service answers at `address`."""
     try:
-        with connect(address, timeout_s=5.0) as http:
-            answer = http.get("/version")
-            return answer.is_success and {"version", "contract"} <= set(answer.json())
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+        with Client(address) as client:
+            return {"version", "contract"} <= set(client.version())
+    except (ApiError, ServerGone, ValueError):
         return False
 
 
@@ -62,7 +63,12 @@ def start(console: Console, settings: Settings) -> str:
     environment = {key: value for key, value in os.environ.items() if key != "POSTTRAIN_SERVER"}
     with console.status("Starting the service"), log.open("ab") as out:
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
         )
         _wait(process, address, log)
     record = settings.storage_dir / "demo-server.json"
@@ -80,7 +86,9 @@ def _wait(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise DemoError(f"the service ended at once (exit code {process.returncode}); the end of {log}:\n{_end(log)}")
+            raise DemoError(
+                f"the service ended at once (exit code {process.returncode}); the end of {log}:\n{_end(log)}"
+            )
         if answers(address) and _ready(address):
             return
         time.sleep(0.2)
@@ -89,11 +97,8 @@ def _wait(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
 
 
 def _ready(address: str) -> bool:
-    try:
-        with connect(address, timeout_s=5.0) as http:
-            return http.get("/health/ready").is_success
-    except httpx.HTTPError:
-        return False
+    with Client(address) as client:
+        return client.is_ready()
 
 
 def _free_port(wanted: int) -> int:
