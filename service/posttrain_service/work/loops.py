@@ -23,12 +23,12 @@ class Loop:
 
     Args:
         name: For logs, health and the thread.
-        step: One round.
+        step: One round; returns the seconds until it wants the next one, or None for the interval.
         hint: Makes the next round early.
         interval_s: Longest wait between rounds.
     """
 
-    def __init__(self, name: str, step: Callable[[], object], hint: Hint, interval_s: float) -> None:
+    def __init__(self, name: str, step: Callable[[], float | None], hint: Hint, interval_s: float) -> None:
         self.name = name
         self.interval_s = interval_s
         self.last_error: str | None = None
@@ -54,19 +54,24 @@ class Loop:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def round(self) -> bool:
-        """Make one round now, in the calling thread; False when it failed (and was logged)."""
+    def round(self) -> float:
+        """Make one round now, in the calling thread; a failure is logged.
+
+        Returns:
+            Seconds until the next round is due; longer after each failure in a row, so that a broken store isn't
+            hammered.
+        """
         try:
-            self._step()
+            wanted_s = self._step()
         except Exception as error:  # the loop is an edge: one bad round must not end supervision
             self._failures += 1
             self.last_error = f"{type(error).__name__}: {error}"
             log.exception("a round of the %s failed (%d in a row)", self.name, self._failures)
-            return False
+            return min(self.interval_s * 2.0 ** min(self._failures - 1, 10), max(self.interval_s, MAX_PAUSE_S))
         self._failures = 0
         self.last_error = None
         self._last_good = time.monotonic()
-        return True
+        return self.interval_s if wanted_s is None else min(wanted_s, self.interval_s)
 
     def age_s(self) -> float:
         """Seconds since the last round that ended well."""
@@ -79,9 +84,7 @@ class Loop:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self.round()
-            # A failing round waits longer each time, so that a broken store isn't hammered.
-            pause_s = min(self.interval_s * 2 ** min(self._failures, 10), max(self.interval_s, MAX_PAUSE_S))
+            pause_s = self.round()
             if self._stop.is_set():
                 return
             self._hint.wait(pause_s)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from posttrain_service.domain.slots import check_fits
 from posttrain_service.errors import InvalidRequest
 from posttrain_service.work import models
 from posttrain_trainer.contract.rundir import RunDir
@@ -55,7 +56,7 @@ def prepare(request: JobRequest, settings: Settings, slots: Sequence[str]) -> Pr
     """
     model = models.find(request.model, settings.base_models_dir)
     args = _train_args(request, model)
-    _check_devices(request.devices, slots)
+    check_fits(request.devices, slots)
     _check_machine(args, slots)
     torch_args = request.torch_args(1)
     knobs = torch_args.model_dump(mode="json", exclude={"nproc_per_node"})
@@ -116,20 +117,6 @@ def _with_lengths(args: FullTrainingArguments, model: models.Model) -> FullTrain
         )
     capacity = args.max_batch_len or max(longest, models.DEFAULT_SEQ_LEN)
     return FullTrainingArguments(**args.model_dump() | {"max_seq_len": longest, "max_batch_len": capacity})
-
-
-def _check_devices(wanted: Devices, slots: Sequence[str]) -> None:
-    has = f"this server has {len(slots)} ({', '.join(slots[:16])})" if slots else "this server has none"
-    if isinstance(wanted, int) and wanted > len(slots):
-        hint = "; POSTTRAIN_CPU_SLOTS raises it" if all(slot.startswith("cpu:") for slot in slots) else ""
-        raise InvalidRequest(f"the job asks for {wanted} devices, but {has}{hint}", param="resources.devices")
-    if isinstance(wanted, tuple):
-        known = {*slots, *(slot.rsplit(":", 1)[-1] for slot in slots)}
-        missing = [name for name in wanted if name not in known]
-        if missing:
-            raise InvalidRequest(
-                f"resources.devices names {', '.join(missing)}, which is not here: {has}", param="resources.devices"
-            )
 
 
 def _check_machine(args: FullTrainingArguments, slots: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ from posttrain_service.store.store import Store
 from posttrain_service.work import rows
 from posttrain_service.work.hints import Hints
 from posttrain_service.work.prepare import Prepared, prepare
+from posttrain_service.work.uploads import check_key
 from posttrain_trainer.contract.rundir import RunDir, sync_folder, write_json
 
 if TYPE_CHECKING:
@@ -142,8 +143,7 @@ class Submitter:
     def _key(self, request: JobRequest, key: str | None, owner: str) -> IdempotencyKey | None:
         if key is None:
             return None
-        if not 0 < len(key) <= 255 or not key.isprintable():
-            raise InvalidRequest("Idempotency-Key must have 1 to 255 printable characters", param="Idempotency-Key")
+        check_key(key)
         return IdempotencyKey(owner, CREATE, key, request.digest(), self.settings.idempotency_ttl_s)
 
     def _known(self, request: JobRequest, key: IdempotencyKey | None, owner: str) -> Job | None:
