@@ -5,13 +5,16 @@ Everything is made on the spot and the same each time; nothing is downloaded. No
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -117,8 +120,11 @@ def run_ranks(script: str | Path, world_size: int, *argv: str, timeout_s: float 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ranks = []
-    try:
+    ranks: list[subprocess.Popen[bytes]] = []
+    with contextlib.ExitStack() as stack:
+        stack.callback(_end, ranks)
+        # Files, not pipes: a rank whose pipe is full would wait for us while we wait for another rank.
+        files = [tuple(stack.enter_context(tempfile.TemporaryFile("w+")) for _ in "oe") for _ in range(world_size)]
         for rank in range(world_size):
             env = os.environ | {
                 "RANK": str(rank),
@@ -129,17 +135,26 @@ def run_ranks(script: str | Path, world_size: int, *argv: str, timeout_s: float 
                 "MASTER_PORT": str(port),
                 "OMP_NUM_THREADS": "1",
             }
-            command = [sys.executable, str(script), *argv]
-            ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-        outputs = [process.communicate(timeout=timeout_s) for process in ranks]
-    finally:
+            out, err = files[rank]
+            ranks.append(subprocess.Popen([sys.executable, str(script), *argv], env=env, stdout=out, stderr=err))
+        end = time.monotonic() + timeout_s
         for process in ranks:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
-    for rank, process in enumerate(ranks):
-        assert process.returncode == 0, f"rank {rank} ended with {process.returncode}:\n{outputs[rank][1]}"
-    return [out for out, _ in outputs]
+            process.wait(timeout=max(0.0, end - time.monotonic()))
+        for rank, process in enumerate(ranks):
+            assert process.returncode == 0, f"rank {rank} ended with {process.returncode}:\n{_content(files[rank][1])}"
+        return [_content(out) for out, _ in files]
+
+
+def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
+    for process in ranks:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def _content(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
 
 
 def _tiny_tokenizer(vocab_size: int, max_positions: int, *, pad_is_eos: bool) -> PreTrainedTokenizerFast:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from peft import PeftModel
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from posttrain_trainer.contract.errors import InvalidArguments, ModelNotFound
-from posttrain_trainer.contract.spec import FullTrainingArguments
+from posttrain_trainer.contract.spec import FullTrainingArguments, LoraArguments
 from posttrain_trainer.device import Device
 from posttrain_trainer.dist import World
 from posttrain_trainer.models import attention, memory
-from posttrain_trainer.models.lora import add_lora
 from posttrain_trainer.models.module import TrainModule, check_documents
 from posttrain_trainer.models.shard import check_sharding, find_blocks, set_gradient_sync, shard
 from posttrain_trainer.models.source import ModelSource, find_model, loading
 from posttrain_trainer.models.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 __all__ = ["LoadedModel", "load_config", "load_model", "load_pretrained", "load_tokenizer", "sequence_limits"]
 
@@ -77,7 +78,7 @@ def load_model(args: FullTrainingArguments, device: Device, world: World, *, tok
     tokenizer = tokenizer if tokenizer is not None else load_tokenizer(args)
     model = load_pretrained(source, torch.float32 if args.master_weights else dtype)
     causal = model
-    trained = model if args.lora is None else add_lora(model, args.lora, seed=args.random_seed)
+    trained = model if args.lora is None else _adapted(model, args.lora, args.random_seed)
     autocast = dtype if args.master_weights and not device.can_shard and dtype != torch.float32 else None
     module = TrainModule(trained, autocast=autocast)
     check_documents(module)
@@ -118,8 +119,9 @@ def load_pretrained(source: ModelSource, dtype: torch.dtype) -> Any:
     config = load_config(source)
     if getattr(config, "quantization_config", None) is not None:
         raise InvalidArguments(f"model {source.name} is quantised and cannot be trained; name its unquantised original")
+    loader: Any = AutoModelForCausalLM
     with loading(source):
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model, info = loader.from_pretrained(
             source.name,
             dtype=dtype,
             attn_implementation=attention.NAME,
@@ -154,6 +156,13 @@ def sequence_limits(args: FullTrainingArguments, positions: int | None) -> tuple
     elif positions is not None and longest > positions:
         raise InvalidArguments(f"max_seq_len {longest} is beyond the model's limit of {positions} tokens; lower it to {positions}")
     return longest, args.max_batch_len or max(longest, _DEFAULT_SEQ_LEN)
+
+
+def _adapted(model: Any, args: LoraArguments, seed: int) -> PeftModel:
+    # Imported here: peft takes seconds, which a run without an adapter need not pay.
+    from posttrain_trainer.models.lora import add_lora
+
+    return add_lora(model, args, seed=seed)
 
 
 def _count(module: nn.Module) -> tuple[int, int]:

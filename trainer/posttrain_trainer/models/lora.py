@@ -25,10 +25,11 @@ def add_lora(model: PreTrainedModel, args: LoraArguments, *, seed: int) -> PeftM
     if args.target_modules is not None:
         _check_targets(model, args.target_modules)
         targets = list(args.target_modules)
+    alpha: Any = args.alpha  # annotated int in peft, used as a factor
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=args.rank,
-        lora_alpha=args.alpha,
+        lora_alpha=alpha,
         lora_dropout=args.dropout,
         target_modules=targets,
         use_dora=args.use_dora,

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -20,6 +19,8 @@ from posttrain_trainer.contract.errors import InvalidArguments
 from posttrain_trainer.models.attention import LENGTHS
 
 if TYPE_CHECKING:
+    from peft import PeftModel
+
     from posttrain_trainer.data.batch import Batch
 
 T = TypeVar("T")
@@ -42,7 +43,8 @@ class TrainModule(nn.Module):
     @property
     def causal(self) -> Any:
         """The transformers model itself, with adapters inside if there are any."""
-        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        model: Any = self.model
+        return model.get_base_model() if hasattr(model, "get_base_model") else model
 
     def forward(self, batch: Batch, loss: HeadLoss[T]) -> T:
         """What `loss` makes of the hidden states at supervised positions.
