@@ -12,6 +12,7 @@ from posttrain_service import __version__
 from posttrain_service.app import openapi_yaml
 from posttrain_service.cli import data, jobs, serve
 from posttrain_service.cli.common import DEFAULT_SERVER, KeyOption, ServerOption, connected, show_json
+from posttrain_service.cli.demo import demo
 from posttrain_trainer.contract import CONTRACT_VERSION
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(data.app, name="data")
 app.command("serve")(serve.serve)
+app.command("demo")(demo)
 
 
 @app.command()
