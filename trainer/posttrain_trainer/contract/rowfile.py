@@ -33,6 +33,8 @@ class RawRow(NamedTuple):
     """The decoded row; None when `error` is set."""
     error: str | None = None
     """What is wrong; the reader goes on after it where the format allows."""
+    fatal: bool = False
+    """Whether the file could not be read any further, so that rows after this one are unknown."""
 
 
 def read_rows(path: Path, *, name: str | None = None, max_row_bytes: int = MAX_ROW_BYTES, max_bytes: int | None = None) -> Iterator[RawRow]:
@@ -51,14 +53,14 @@ def read_rows(path: Path, *, name: str | None = None, max_row_bytes: int = MAX_R
         OSError: The file cannot be opened or read.
     """
     with path.open("rb") as file:
-        if file.read(4) == b"PAR1":
-            yield from _parquet(path)
-            return
-        file.seek(0)
         try:
+            if file.read(4) == b"PAR1":
+                yield from _parquet(path)
+                return
+            file.seek(0)
             yield from _text_rows(Unpacked(file, max_bytes), (name or path.name).lower(), max_row_bytes)
         except FileFault as fault:
-            yield RawRow(fault.line, None, str(fault))
+            yield RawRow(fault.line, None, str(fault), fatal=True)
 
 
 def _text_rows(stream: Unpacked, name: str, max_row_bytes: int) -> Iterator[RawRow]:
@@ -280,8 +282,7 @@ def _parquet(path: Path) -> Iterator[RawRow]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        yield RawRow(1, None, "reading Parquet needs the package pyarrow here; install it, or convert the file to JSONL")
-        return
+        raise FileFault("reading Parquet needs the package pyarrow here; install it, or convert the file to JSONL") from None
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as table:
@@ -290,7 +291,7 @@ def _parquet(path: Path) -> Iterator[RawRow]:
                     number += 1
                     yield RawRow(number, _without_nulls(row))
     except (pyarrow.ArrowException, OSError) as error:
-        yield RawRow(number + 1, None, f"not Parquet: {error}")
+        raise FileFault(f"not Parquet: {error}", number + 1) from error
 
 
 def _without_nulls(value: Any) -> Any:

@@ -81,6 +81,8 @@ class ParsedRow(NamedTuple):
     """Name of the shape; None when it was not recognised."""
     ignored: tuple[str, ...]
     """Keys that have no meaning in this shape."""
+    fatal: bool = False
+    """Whether the file could not be read past this row."""
 
 
 @dataclass(slots=True)
@@ -97,6 +99,8 @@ class RowReport:
     """The first bad rows, up to the `max_errors` asked for."""
     num_errors: int = 0
     """All bad rows; a file without any row counts as one."""
+    fatal: bool = False
+    """Whether the file could not be read to its end (cut archive, not UTF-8): leaving bad rows out would lose unseen ones."""
     ignored: dict[str, int] = field(default_factory=dict)
     """Keys that have no meaning, with the number of rows that hold them (the first 50 names)."""
 
@@ -112,6 +116,7 @@ class RowReport:
             if key in self.ignored or len(self.ignored) < 50:
                 self.ignored[key] = self.ignored.get(key, 0) + 1
         if parsed.error is not None:
+            self.fatal |= parsed.fatal
             self._fail(parsed.line, parsed.error, max_errors)
         elif parsed.format is not None:
             self.formats[parsed.format] = self.formats.get(parsed.format, 0) + 1
@@ -119,6 +124,7 @@ class RowReport:
     def close(self, max_errors: int) -> RowReport:
         """Complete the report after the last row."""
         if self.rows == 0:
+            self.fatal = True
             self._fail(1, "the file holds no rows", max_errors)
         if self.formats:
             self.format = Counter(self.formats).most_common(1)[0][0]
@@ -183,9 +189,9 @@ def iter_rows(
 
 def parse_rows(raw: Iterable[RawRow], *, kind: Kind | None = None, text_column: str | None = None) -> Iterator[ParsedRow]:
     """The meaning of each row; with no `kind` given, the first good row decides it for all."""
-    for line, value, error in raw:
+    for line, value, error, fatal in raw:
         if error is not None:
-            yield ParsedRow(line, None, error, None, ())
+            yield ParsedRow(line, None, error, None, (), fatal)
             continue
         try:
             row, shape, ignored = parse_row(value, text_column=text_column)
