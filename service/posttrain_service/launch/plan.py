@@ -40,7 +40,8 @@ _VISIBLE = {
     "mps": (),
     "cpu": (),
 }
-_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+OFFLINE = dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"), "1")
+"""For a local model folder, which needs no network: without these the hub is asked, and an unreachable one waited for."""
 
 
 def make_plan(
@@ -80,24 +81,14 @@ def make_plan(
     started = torch_args.model_copy(
         update={"nproc_per_node": ranks, "shutdown_timeout_s": math.ceil(grace_s) + _LAUNCHER_MARGIN_S}
     )
-    attempt_dir = run_dir.attempt(attempt).path
-    env = job_environment(environ, run_id=run_id, attempt=attempt)
-    env |= visibility(devices)
+    folder = run_dir.attempt(attempt).path
+    env = job_environment(environ, run_id=run_id, attempt=attempt) | visibility(devices)
     env["OMP_NUM_THREADS"] = str(max(1, cores // ranks))
     if Path(train_args.model_path).is_absolute():
-        # A local folder needs no network: without this, the hub is asked, and an unreachable one waited for.
-        env |= dict.fromkeys(_OFFLINE, "1")
+        env |= OFFLINE
     arguments = AttemptArguments(contract=CONTRACT_VERSION, train_args=train_args, torch_args=started)
-    return Plan(
-        argv=torchrun_argv(trainer_python, started, attempt_dir),
-        env=env,
-        cwd=attempt_dir,
-        attempt_dir=attempt_dir,
-        run_id=run_id,
-        attempt=attempt,
-        grace_s=grace_s,
-        arguments=arguments.model_dump(mode="json"),
-    )
+    argv = torchrun_argv(trainer_python, started, folder)
+    return Plan(argv, env, folder, folder, run_id, attempt, grace_s, arguments.model_dump(mode="json"))
 
 
 def job_environment(environ: Mapping[str, str], *, run_id: str, attempt: int) -> dict[str, str]:

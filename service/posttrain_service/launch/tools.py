@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from posttrain_service.errors import DiskFull, InvalidRequest, NotFound, ServiceError, Unavailable
-from posttrain_service.launch.plan import job_environment
+from posttrain_service.launch.plan import OFFLINE, job_environment
 from posttrain_trainer.contract import proc
 
 _ERRORS: dict[str, type[ServiceError]] = {
@@ -50,11 +50,13 @@ def run_tool(
         InvalidRequest: The trainer refused the arguments or the data; `errors` lists the bad rows.
         NotFound: The model that was named isn't there.
         DiskFull: There was no space to write to.
-        Unavailable: The trainer couldn't be started, took too long, or ended without an answer (not retryable ones
-            included: the message is the trainer's own).
+        Unavailable: The trainer couldn't be started, took too long, failed in another way (the message and the code
+            are its own), or ended without an answer.
     """
     run_id = str(uuid.uuid4())
     env = job_environment(environ, run_id=run_id, attempt=1)
+    if _names_local_model(payload):
+        env |= OFFLINE
     with tempfile.TemporaryFile() as question, tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as other:
         question.write(json.dumps(payload, allow_nan=False).encode())
         question.seek(0)
@@ -75,6 +77,12 @@ def run_tool(
             proc.kill_marked(run_id)
             process.wait()
         return _answer(command, code, answer, other)
+
+
+def _names_local_model(payload: Mapping[str, Any]) -> bool:
+    arguments = payload.get("train_args")
+    paths = [payload.get("model_path"), arguments.get("model_path") if isinstance(arguments, Mapping) else None]
+    return any(isinstance(path, str) and Path(path).is_absolute() for path in paths)
 
 
 def _answer(command: str, code: int, answer: IO[bytes], other: IO[bytes]) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from posttrain_trainer.contract.rundir import RunDir, read_json
 Point = dict[str, Any]
 
 _LATEST_BYTES = 65536
-_ALWAYS = frozenset({"step", "attempt", "epoch", "time"})
 _CURVES = ("loss", "validation_loss", "grad_norm", "learning_rate")
 DOWNLOADABLE = ("model", "merged")
 """Folders of a checkpoint that may leave the server; `state/` holds pickles of the optimizer."""
@@ -49,7 +48,7 @@ def metrics(
 
     Args:
         run_dir: The run's folder.
-        names: Keys to keep, besides step, attempt, epoch and time; None = all. A point with none of them is left out.
+        names: Keys to keep, besides step; None = all. A point that has none of them is left out.
         after_step: Only later steps.
         max_points: Fewer points than there are, chosen so that lows and highs stay.
     """
@@ -63,9 +62,9 @@ def metrics(
         found |= mine
     points = [found[step] for step in sorted(found)]
     if names is not None:
-        wanted = _ALWAYS | set(names)
+        wanted = {"step", *names}
         points = [{key: value for key, value in point.items() if key in wanted} for point in points]
-        points = [point for point in points if any(name in point for name in names if name not in _ALWAYS)]
+        points = [point for point in points if any(name in point for name in names)]
     return points if max_points is None else downsample(points, max_points, names or _CURVES)
 
 
@@ -77,7 +76,7 @@ def latest(run_dir: RunDir) -> Point | None:
         chunk = read_end(attempt.metrics, _LATEST_BYTES)
         lines = chunk.data.split(b"\n")
         # The first line begins in the middle unless the file was read whole; the last one isn't ended.
-        parsed = (_parse(line, attempt.number) for line in lines[1 if chunk.start else 0 : -1])
+        parsed = (parse_point(line, attempt.number) for line in lines[1 if chunk.start else 0 : -1])
         points = [point for point in parsed if point is not None]
         if points:
             newest = points[-1]["step"]
@@ -87,11 +86,6 @@ def latest(run_dir: RunDir) -> Point | None:
                     merged |= point
             return merged
     return None
-
-
-def parse_point(line: bytes, attempt: int) -> Point | None:
-    """The point in one line of an attempt's metrics.jsonl; None when the line is torn. For readers that follow the file."""
-    return _parse(line, attempt)
 
 
 def downsample(points: Sequence[Point], max_points: int, names: Sequence[str]) -> list[Point]:
@@ -115,8 +109,8 @@ def downsample(points: Sequence[Point], max_points: int, names: Sequence[str]) -
         for name in curves:
             known = [index for index in indices if _is_number(points[index].get(name))]
             if known:
-                chosen.add(min(known, key=lambda index: points[index][name]))  # noqa: B023
-                chosen.add(max(known, key=lambda index: points[index][name]))  # noqa: B023
+                chosen.add(min(known, key=lambda index: points[index][name]))
+                chosen.add(max(known, key=lambda index: points[index][name]))
     return [points[index] for index in sorted(chosen)]
 
 
@@ -199,11 +193,12 @@ def _points(path: Path, attempt: int) -> Iterator[Point]:
         return
     with file:
         for line in file:
-            if line.endswith(b"\n") and (point := _parse(line, attempt)) is not None:
+            if line.endswith(b"\n") and (point := parse_point(line, attempt)) is not None:
                 yield point
 
 
-def _parse(line: bytes, attempt: int) -> Point | None:
+def parse_point(line: bytes, attempt: int) -> Point | None:
+    """The point in one line of an attempt's metrics.jsonl; None when the line is torn or none."""
     try:
         point = json.loads(line, parse_constant=lambda _: None)
     except ValueError:

@@ -46,7 +46,7 @@ def read(path: Path, offset: int, limit: int, *, final: bool = False) -> Chunk:
 
     Args:
         path: The file; a missing one is an empty one.
-        offset: First byte; inside a character the piece begins after it, beyond the end it is empty.
+        offset: First byte; inside a character the piece begins after it, beyond the end it is empty and at the end.
         limit: Most bytes, at least 1; a single character is given whole even when it is longer.
         final: The file has been written to its end, so that an unfinished character there is given too.
     """
@@ -130,7 +130,7 @@ async def follow(
         chunk = await asyncio.to_thread(read, path, offset, BLOCK_BYTES, final=is_over)
         if chunk.data or restarted:
             yield Chunk(chunk.data, chunk.start, chunk.size, restarted)
-            offset, silent_s = max(chunk.end, 0 if restarted else offset), 0.0
+            offset, silent_s = chunk.end, 0.0
             continue
         if is_over:
             return
@@ -144,11 +144,13 @@ async def follow(
 def _read(fd: int, offset: int, limit: int, final: bool) -> Chunk:
     size = os.fstat(fd).st_size
     if offset >= size:
-        return Chunk(b"", size if final else min(offset, size), size)
+        return Chunk(b"", size, size)
     # Three bytes more on either side: no character is longer than four.
     before = max(0, offset - 3)
     data = os.pread(fd, offset - before + limit + 3, before)
     start = _next_boundary(data, offset - before)
+    if start > len(data):  # begins inside a character that isn't whole in the file
+        return Chunk(data[offset - before :] if final else b"", offset, size)
     stop = min(offset - before + limit, len(data))
     boundary = _next_boundary(data, stop)
     if boundary > len(data):  # the last character isn't whole in the file
