@@ -155,6 +155,8 @@ class _Run:
         elif args.validation_split is not None:
             training, held_out = training.split(args.validation_split, args.random_seed)
         self.events.tell("data", f"{len(training)} samples to train on", **report.report)
+        for warning in report.report.get("warnings", []):
+            self.events.warn(warning)
         loader = StepLoader(
             training,
             effective_batch_size=args.effective_batch_size,

@@ -7,6 +7,7 @@ memory for the time of the writing; the other ranks never hold more than one who
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,10 @@ def export_merged(folder: Path, adapter: Path, base: str, *, tokenizer: Any, dty
         dtype: Written precision; the merge itself is done in fp32.
     """
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
-    merged = PeftModel.from_pretrained(model, adapter).merge_and_unload(safe_merge=True)
+    with warnings.catch_warnings():
+        # peft reads an attribute by its old name.
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+        merged = PeftModel.from_pretrained(model, adapter).merge_and_unload(safe_merge=True)
     merged.to(dtype).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
