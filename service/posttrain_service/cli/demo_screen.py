@@ -123,7 +123,7 @@ def farewell(
     url = f"{address}/post_training/jobs/{job['job_uuid']}"
     stop = f" (stop it: kill {pid})" if pid else ""
     lines = [
-        f"The service goes on at {address}{stop}; its API is described at {address}/docs",
+        f"The service goes on at {address}{stop}; its API: {address}/openapi.json",
         f"The adapter, for peft:   {adapter}",
         f"Models, jobs, database:  {settings.storage_dir}",
         f"The job:                 curl {url}",
