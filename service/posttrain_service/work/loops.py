@@ -45,10 +45,14 @@ class Loop:
         self._thread = threading.Thread(target=self._run, name=f"posttrain-{self.name}", daemon=True)
         self._thread.start()
 
-    def stop(self, timeout_s: float = 5.0) -> bool:
-        """Ask the thread to end after its round and wait for it; False when it hasn't ended in time."""
+    def ask_to_stop(self) -> None:
+        """Have the thread end after its round; returns at once."""
         self._stop.set()
         self._hint.give()
+
+    def stop(self, timeout_s: float = 5.0) -> bool:
+        """Have the thread end after its round and wait for it; False when it hasn't ended in time."""
+        self.ask_to_stop()
         if self._thread is None:
             return True
         self._thread.join(timeout_s)

@@ -1,0 +1,184 @@
+"""The service's composition root: settings -> store, backend, use cases and loops. The only place that knows every part."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from sqlalchemy import Engine
+
+from posttrain_service.clock import Clock, SystemClock
+from posttrain_service.errors import Conflict, InvalidSettings, StoreMismatch
+from posttrain_service.launch.backend import LaunchBackend
+from posttrain_service.launch.registry import backend as make_backend
+from posttrain_service.runs.blobs import Blobs
+from posttrain_service.settings import Settings, unknown_variables
+from posttrain_service.store.engine import make_engine
+from posttrain_service.store.store import Store
+from posttrain_service.store.upgrade import is_current, upgrade
+from posttrain_service.work import inventory
+from posttrain_service.work.datasets import Datasets
+from posttrain_service.work.dryrun import DryRun
+from posttrain_service.work.health import Health
+from posttrain_service.work.hints import Hints
+from posttrain_service.work.jobs import Jobs
+from posttrain_service.work.leader import Leader
+from posttrain_service.work.loops import Loop
+from posttrain_service.work.rows import Checker
+from posttrain_service.work.scheduler import Scheduler
+from posttrain_service.work.services import Services
+from posttrain_service.work.streams import Streams
+from posttrain_service.work.submit import Submitter
+from posttrain_service.work.supervisor import Supervisor
+from posttrain_service.work.sweeper import Sweeper
+from posttrain_service.work.uploads import Uploads
+from posttrain_service.work.verbs import Verbs
+
+log = logging.getLogger(__name__)
+
+STOP_JOBS_MARGIN_S = 15.0
+LOOPS_STOP_S = 5.0
+SCHEDULER = "scheduler"
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """One running service: its use cases and its loops."""
+
+    settings: Settings
+    services: Services
+    store: Store
+    loops: Sequence[Loop]
+    sweeper: Sweeper
+    hints: Hints
+    leader: Leader
+    verbs: Verbs
+
+    def start(self) -> None:
+        """Start the loops; the supervisor's first round adopts the jobs that still run."""
+        for loop in self.loops:
+            loop.start()
+
+    def stop(self, *, stop_jobs: bool = False) -> None:
+        """End streams and loops. Jobs run on, unless `stop_jobs`: then live ones are cancelled first; queued ones stay.
+
+        A stopped runtime is not started again: build another.
+        """
+        self.services.streams.close()
+        if stop_jobs:
+            self._stop_jobs()
+        for loop in self.loops:
+            loop.ask_to_stop()
+        deadline = time.monotonic() + LOOPS_STOP_S
+        for loop in self.loops:
+            if not loop.stop(max(0.0, deadline - time.monotonic())):
+                log.warning("the %s is still in a round; it ends with the process", loop.name)
+        self.leader.release()
+        self.store.close()
+
+    def _stop_jobs(self) -> None:
+        for loop in self.loops:
+            if loop.name == SCHEDULER:
+                loop.stop()  # or it would launch the next job as soon as one is stopped
+        for job in self.store.jobs.live():
+            try:
+                self.verbs.cancel(job.job_uuid)
+            except Conflict as error:  # it ended meanwhile
+                log.info("%s", error.message)
+        limit_s = self.settings.stop_grace_s + STOP_JOBS_MARGIN_S
+        deadline = time.monotonic() + limit_s
+        while (live := self.store.jobs.live()) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        if live:
+            left = ", ".join(job.job_uuid for job in live)
+            log.error("these jobs have not ended within %g s and run on: %s", limit_s, left)
+
+
+def build(
+    settings: Settings,
+    *,
+    backend: LaunchBackend | None = None,
+    clock: Clock | None = None,
+    slots: Sequence[str] | None = None,
+) -> Runtime:
+    """Everything a server process needs, ready to start.
+
+    Args:
+        settings: Of the service.
+        backend: How attempts are launched; None = on this host.
+        clock: What time it is; None = the host's.
+        slots: Names of the devices to train on; None = what this host has.
+
+    Raises:
+        InvalidSettings: A folder that can't be used, or a setting that can't be honoured.
+        StoreMismatch: The database has another schema, and it isn't the embedded one that is upgraded on start.
+    """
+    for name in unknown_variables(os.environ):
+        log.warning("the variable %s is set, but nothing reads it: is it misspelt?", name)
+    _make_folders(settings)
+    clock = clock or SystemClock()
+    engine = make_engine(settings.effective_database_url, busy_timeout_s=settings.database_busy_timeout_s)
+    _check_schema(engine)
+    store = Store(engine, clock, busy_timeout_s=settings.database_busy_timeout_s)
+    pool = tuple(_slots(settings) if slots is None else slots)
+    return _assemble(settings, engine, store, clock, backend or make_backend("local", settings), pool)
+
+
+def _assemble(
+    settings: Settings, engine: Engine, store: Store, clock: Clock, backend: LaunchBackend, slots: Sequence[str]
+) -> Runtime:
+    hints = Hints()
+    leader = Leader(
+        store, settings.storage_dir, settings.lease_ttl_s, one_host=engine.dialect.name == "sqlite"
+    )
+    blobs = Blobs(
+        settings.files_dir, max_bytes=settings.max_upload_bytes, reserve_bytes=settings.disk_reserve_bytes
+    )
+    checker = Checker(settings.max_upload_bytes)
+    submitter = Submitter(settings, store, clock, hints, checker, slots)
+    verbs = Verbs(settings, store, clock, hints)
+    sweeper = Sweeper(settings, store, clock, blobs, leader)
+    scheduler = Scheduler(settings, store, backend, clock, hints, leader, slots)
+    supervisor = Supervisor(settings, store, backend, clock, hints, leader)
+    loops = (
+        Loop("supervisor", supervisor.round, hints.supervisor, settings.supervise_interval_s),
+        Loop(SCHEDULER, scheduler.round, hints.scheduler, settings.supervise_interval_s),
+        Loop("sweeper", sweeper.round, hints.sweeper, settings.sweep_interval_s),
+    )
+    services = Services(
+        jobs=Jobs(settings, store, submitter, verbs, DryRun(settings, submitter, backend, slots)),
+        files=Uploads(settings, store, clock, blobs),
+        datasets=Datasets(settings, submitter, checker),
+        streams=Streams(settings, store),
+        health=Health(settings, store, partial(is_current, engine), loops, slots),
+        settings=settings,
+    )
+    return Runtime(settings, services, store, loops, sweeper, hints, leader, verbs)
+
+
+def _make_folders(settings: Settings) -> None:
+    for folder in (settings.storage_dir, settings.jobs_dir, settings.files_dir, settings.base_models_dir):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidSettings(f"the folder {folder} cannot be made: {error.strerror}; set POSTTRAIN_STORAGE_DIR") from error
+
+
+def _check_schema(engine: Engine) -> None:
+    if engine.dialect.name == "sqlite":
+        if upgrade(engine):
+            log.info("the database schema was brought up to date")
+    elif not is_current(engine):
+        raise StoreMismatch("the database has another schema than this build; run `posttrain db upgrade` first")
+
+
+def _slots(settings: Settings) -> list[str]:
+    try:
+        return inventory.devices(settings.cpu_slots)
+    except ValueError as error:
+        raise InvalidSettings(str(error)) from error
