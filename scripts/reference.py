@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import typer
 from pydantic import BaseModel
 
@@ -25,6 +25,8 @@ OF_THE_MACHINE = {
     "trainer_python": "the interpreter that runs the service",
 }
 """Defaults that differ from machine to machine."""
+ELSEWHERE = {"TrainingKnobs": "training-arguments.md", "TorchrunKnobs": "training-arguments.md#torchrun-arguments"}
+"""Parts of the job request that have a page of their own."""
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 
@@ -33,7 +35,7 @@ def pages() -> dict[str, str]:
     return {
         "settings.md": settings(),
         "training-arguments.md": arguments(),
-        "job-request.md": models("Job request", "The body of `POST /post_training/jobs`.", JobRequest),
+        "job-request.md": models("Job request", "The body of `POST /post_training/jobs`.", JobRequest, ELSEWHERE),
         "command-line.md": command_line(),
     }
 
@@ -67,40 +69,58 @@ def arguments() -> str:
     return training + "\n" + torchrun.removeprefix(NOTE)
 
 
-def models(title: str, intro: str, model: type[BaseModel]) -> str:
-    """A model's fields as a table, and those of the models it is made of."""
+def models(title: str, intro: str, model: type[BaseModel], elsewhere: dict[str, str] | None = None) -> str:
+    """A model's fields as a table, and those of the models it is made of but for those that are described elsewhere."""
+    links = elsewhere or {}
     schema = model.model_json_schema()
-    parts = [f"{NOTE}# {title}\n\n{intro}\n\n{fields(schema)}"]
-    for name, inner in schema.get("$defs", {}).items():
-        if inner.get("properties"):
-            parts.append(f"## {name}\n\n{inner.get('description', '')}\n\n{fields(inner)}")
+    inner = schema.get("$defs", {})
+    parts = [f"{NOTE}# {title}\n\n{intro}\n\n{fields(schema, inner, links)}"]
+    reached = reachable(schema, inner, links)
+    for name in sorted(reached):
+        part = inner[name]
+        if part.get("properties"):
+            parts.append(f"## {name}\n\n{part.get('description', '')}\n\n{fields(part, inner, links)}")
+        else:
+            parts.append(f"## {name}\n\n{part.get('description', '')}\n\n{type_of(part, links)}")
     return "\n\n".join(parts) + "\n"
 
 
-def fields(schema: dict[str, Any]) -> str:
+def reachable(schema: dict[str, Any], inner: dict[str, Any], links: dict[str, str]) -> set[str]:
+    """Names of the parts that are referred to, without what only the parts described elsewhere refer to."""
+    found: set[str] = set()
+    waiting = [schema.get("properties", {})]
+    while waiting:
+        for name in set(re.findall(r'"#/\$defs/([^"]+)"', json.dumps(waiting.pop()))) - found - set(links):
+            found.add(name)
+            waiting.append(inner[name])
+    return found
+
+
+def fields(schema: dict[str, Any], inner: dict[str, Any], links: dict[str, str]) -> str:
     """The table of one object's fields."""
     required = set(schema.get("required", ()))
     rows = [("name", "type", "default", "meaning"), ("---",) * 4]
     for name, field in schema["properties"].items():
         default = "**required**" if name in required else default_of(field)
-        rows.append((f"`{name}`", type_of(field), default, text_of(field)))
+        meaning = text_of(field) or text_of(inner.get(field.get("$ref", "").rsplit("/", 1)[-1], {}))
+        rows.append((f"`{name}`", type_of(field, links), default, meaning))
     return table(rows)
 
 
-def type_of(field: dict[str, Any]) -> str:
+def type_of(field: dict[str, Any], links: dict[str, str] | None = None) -> str:
     """The type in words and bounds."""
     if "anyOf" in field or "oneOf" in field:
-        kinds = [type_of(option) for option in field.get("anyOf") or field["oneOf"] if option.get("type") != "null"]
+        kinds = [type_of(option, links) for option in field.get("anyOf") or field["oneOf"] if option.get("type") != "null"]
         return " or ".join(dict.fromkeys(kinds))
     if "$ref" in field:
         name = field["$ref"].rsplit("/", 1)[-1]
-        return f"[{name}](#{name.lower()})"
+        return f"[{name}]({(links or {}).get(name) or '#' + name.lower()})"
     if "const" in field or "enum" in field:
         return ", ".join(f"`{value}`" for value in field.get("enum", [field.get("const")]))
     if "prefixItems" in field:
-        return "(" + ", ".join(type_of(item) for item in field["prefixItems"]) + ")"
+        return "(" + ", ".join(type_of(item, links) for item in field["prefixItems"]) + ")"
     if field.get("type") == "array":
-        return f"list of {type_of(field['items'])}"
+        return f"list of {type_of(field['items'], links)}"
     bounds = [f"{sign} {field[key]:,}" for key, sign in BOUNDS.items() if key in field]
     kind = field.get("type", "any")
     return " ".join([kind if isinstance(kind, str) else " or ".join(kind), ", ".join(bounds)]).strip()
@@ -110,6 +130,8 @@ def default_of(field: dict[str, Any]) -> str:
     """The default as JSON; nothing where the empty value is one."""
     if field.get("default") is None:
         return "none"
+    if isinstance(field["default"], dict) and "$ref" in field:
+        return "its defaults"
     return f"`{json.dumps(field['default'])}`" if field["default"] not in ([], {}, "") else "empty"
 
 
@@ -128,14 +150,17 @@ def command_line() -> str:
     parts = [f"{NOTE}# Command line"]
     for path, command in commands(typer.main.get_command(app), "posttrain"):
         rows = [("option", "default", "meaning"), ("---",) * 3]
+        settings_too = path == "posttrain serve"
         for parameter in command.params:
-            if parameter.name == "help":
+            if parameter.name == "help" or (settings_too and parameter.name in Settings.model_fields):
                 continue
             names = " ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
-            if isinstance(parameter, click.Argument) or parameter.param_type_name == "argument":
-                names = f"`{parameter.human_readable_name}`"
+            if parameter.param_type_name == "argument":
+                names = f"`{parameter.metavar or parameter.name.upper()}`"
             rows.append((names, option_default(parameter), str(getattr(parameter, "help", "") or "").replace("\n", " ")))
         body = f"## `{path}`\n\n{(command.help or '').strip()}"
+        if settings_too:
+            body += " They are listed under [settings](settings.md)."
         parts.append(body + (f"\n\n{table(rows)}" if len(rows) > 2 else ""))
     return "\n\n".join(parts) + "\n"
 
