@@ -123,7 +123,7 @@ def _lines(stream: io.BufferedReader, max_row_bytes: int) -> Iterator[tuple[int,
 
 def _decode(line: int, raw: bytes) -> RawRow:
     try:
-        return RawRow(line, parse_json(raw.decode("utf-8")))
+        return RawRow(line, parse_json(raw.decode("utf-8").rstrip()))
     except UnicodeDecodeError as error:
         return RawRow(line, None, f"byte {error.start + 1} of the line is not UTF-8; save the file as UTF-8")
     except ValueError as error:

@@ -246,9 +246,9 @@ def _messages(row: dict[str, Any]) -> Row:
     return Conversation(parse_messages(row["messages"], "messages"), parse_tools(row.get("tools")), unmask)
 
 
-def _context(value: Any, where: str) -> tuple[Message, ...]:
+def _context(turns: tuple[Message, ...]) -> tuple[Message, ...]:
     """A prompt: its own assistant turns were said by somebody and are not learned."""
-    return tuple(m.untrained() if m.role == "assistant" and m.train is None else m for m in _turns(value, where, "user"))
+    return tuple(m.untrained() if m.role == "assistant" and m.train is None else m for m in turns)
 
 
 def _turns(value: Any, where: str, role: Literal["user", "assistant"]) -> tuple[Message, ...]:
@@ -259,7 +259,7 @@ def _turns(value: Any, where: str, role: Literal["user", "assistant"]) -> tuple[
 
 def _pair(question: str, answer: str) -> Callable[[dict[str, Any]], Row]:
     def parse(row: dict[str, Any]) -> Row:
-        turns = _context(row[question], question) + _turns(row[answer], answer, "assistant")
+        turns = _context(_turns(row[question], question, "user")) + _turns(row[answer], answer, "assistant")
         return Conversation(turns, parse_tools(row.get("tools")))
 
     return parse
@@ -289,7 +289,7 @@ def _sharegpt(row: dict[str, Any]) -> Row:
 
 
 def _instruct(row: dict[str, Any]) -> Row:
-    turns = _context(parse_messages(row["chat_completion_input"], "chat_completion_input", as_list=True), "chat_completion_input")
+    turns = _context(parse_messages(row["chat_completion_input"], "chat_completion_input", as_list=True))
     return Conversation((*turns, Message("assistant", as_text(row["expected_answer"], "expected_answer"))))
 
 

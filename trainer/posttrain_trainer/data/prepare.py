@@ -27,7 +27,7 @@ __all__ = ["Dataset", "prepare_dataset"]
 _FORMAT = 1  # of the cache and of the masks; a change of either makes old caches unfindable
 _MAX_ERRORS = 100
 _MAX_LINES = 20
-_PARALLEL_BYTES = 16 * 2**20  # starting processes takes some seconds, in which one alone does about that much
+_PARALLEL_BYTES = 8 * 2**20  # starting processes takes some seconds, in which one alone does about that much
 
 
 def prepare_dataset(
