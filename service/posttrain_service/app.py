@@ -59,9 +59,9 @@ def create_app(settings: Settings | None = None, *, build: Callable[[Settings], 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         running = await run_in_threadpool(build, told)
-        await run_in_threadpool(running.start)
-        app.state.services = running.services
         try:
+            await run_in_threadpool(running.start)
+            app.state.services = running.services
             yield
         finally:
             running.services.streams.close()

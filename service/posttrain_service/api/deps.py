@@ -14,6 +14,8 @@ from posttrain_service.work.services import Services
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _METADATA = re.compile(r"metadata\[([^\[\]]{1,64})\]")
 
+METADATA = "metadata[key]"
+
 Format = Literal["json", "sse", "csv", "text"]
 _MEDIA: dict[str, Format] = {
     "application/json": "json",
@@ -51,12 +53,12 @@ IdempotencyKey = Annotated[str | None, Depends(_idempotency_key)]
 def only(*names: str) -> Any:
     """A dependency that refuses query parameters other than `names`, so that a misspelt one is never ignored.
 
-    `metadata` in `names` allows `metadata[key]=value`.
+    `METADATA` in `names` allows `metadata[key]=value`.
     """
 
     def check(request: Request) -> None:
         for name in request.query_params:
-            if name not in names and not ("metadata" in names and _METADATA.fullmatch(name)):
+            if name not in names and not (METADATA in names and _METADATA.fullmatch(name)):
                 known = ", ".join(names) if names else "none"
                 raise InvalidRequest(
                     f"{name[:100]}: no such query parameter; this route knows {known}", param=name[:100]

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Body, Depends, Query, Request
 from starlette.responses import Response
 
 from posttrain_service.api.answers import Answer
-from posttrain_service.api.deps import IdempotencyKey, Use, json_body, metadata_filter, only
+from posttrain_service.api.deps import METADATA, IdempotencyKey, Use, json_body, metadata_filter, only
 from posttrain_service.domain.lifecycle import JobState
 from posttrain_service.errors import InvalidRequest
 from posttrain_service.wire import shapes
@@ -47,7 +47,7 @@ def create_job(
 @router.get(
     "",
     responses={200: {"model": shapes.JobList}},
-    dependencies=[only("after", "before", "limit", "status", "owner", "metadata")],
+    dependencies=[only("after", "before", "limit", "status", "owner", METADATA)],
     openapi_extra={"parameters": [shapes.METADATA_PARAMETER]},
 )
 def list_jobs(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import os
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, cast
 
 import typer
@@ -18,7 +18,8 @@ from posttrain_service.app import Running, check_reach, create_app
 from posttrain_service.cli.common import say, sentences
 from posttrain_service.errors import InvalidSettings
 from posttrain_service.logs import set_up_logging
-from posttrain_service.settings import Settings, unknown_variables
+from posttrain_service.settings import Settings
+from posttrain_service.work.services import Services
 
 _GRACE_S = 5
 """Time that open requests have to end; streams are told at once. With the loops' end it stays below ten seconds."""
@@ -42,13 +43,12 @@ def run(settings: Settings, *, stop_jobs: bool = False) -> None:
 
     Args:
         settings: What the service is told.
-        stop_jobs: Let running jobs save and pause before the server ends; otherwise they go on without it.
+        stop_jobs: Cancel running jobs before the server ends; otherwise they go on without it.
     """
     check_reach(settings)
     set_up_logging(settings.log_format, settings.log_level)
-    for name in unknown_variables(os.environ):
-        say(f"note: {name} is set, but posttrain has no such setting")
-    running = compose.build(settings)
+    runtime = compose.build(settings)
+    running = _Ending(runtime, stop_jobs)
     app = create_app(settings, build=lambda _: running)
     config = uvicorn.Config(
         app,
@@ -67,6 +67,27 @@ def run(settings: Settings, *, stop_jobs: bool = False) -> None:
     server.run(sockets=[sock])
 
 
+@dataclass(frozen=True)
+class _Ending:
+    """A runtime that ends as the command line says."""
+
+    runtime: compose.Runtime
+    stop_jobs: bool
+
+    @property
+    def services(self) -> Services:
+        """The use cases."""
+        return self.runtime.services
+
+    def start(self) -> None:
+        """Start the loops."""
+        self.runtime.start()
+
+    def stop(self) -> None:
+        """Stop the loops, and the jobs where that was asked for."""
+        self.runtime.stop(stop_jobs=self.stop_jobs)
+
+
 class _Server(uvicorn.Server):
     """uvicorn that says where it listens, and that ends the streams before it waits for open requests."""
 
@@ -78,7 +99,7 @@ class _Server(uvicorn.Server):
         """Start, then say so."""
         await super().startup(sockets=sockets)
         if self.started:
-            after = "running jobs are paused then" if self._stop_jobs else "running jobs go on"
+            after = "running jobs are cancelled then" if self._stop_jobs else "running jobs go on"
             say(f"posttrain serves at {self._address}; Ctrl-C ends the server, {after}")
 
     async def shutdown(self, sockets: Any = None) -> None:
@@ -102,7 +123,7 @@ def _with_flags(function: _Serve) -> Callable[..., None]:
             "stop_jobs",
             inspect.Parameter.KEYWORD_ONLY,
             default=False,
-            annotation=Annotated[bool, typer.Option("--stop-jobs", help="Pause running jobs when the server ends.")],
+            annotation=Annotated[bool, typer.Option("--stop-jobs", help="Cancel running jobs when the server ends; without it they go on.")],
         )
     ]
     for name, info in Settings.model_fields.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from posttrain_service.domain.lifecycle import EndReason, JobState
 from posttrain_trainer.contract.events import MetricsPoint as PointRecord
@@ -135,7 +135,7 @@ _point_fields: dict[str, Any] = {
     name: (info.annotation, info) for name, info in PointRecord.model_fields.items() if name not in ("v", "time")
 }
 MetricsPoint = create_model(
-    "MetricsPoint", __base__=Shape, __doc__="One optimizer step.", time=(str | None, None), **_point_fields
+    "MetricsPoint", __base__=Shape, __doc__="One optimizer step.", time=(str | None, Field(None, description="When the step ended.")), **_point_fields
 )
 
 
