@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import signal
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, cast
@@ -47,6 +48,7 @@ def run(settings: Settings, *, stop_jobs: bool = False) -> None:
     """
     check_reach(settings)
     set_up_logging(settings.log_format, settings.log_level)
+    sock = _listen(settings.host, settings.port)  # first, so that a second server on the port leaves the store alone
     runtime = compose.build(settings)
     running = _Ending(runtime, stop_jobs)
     app = create_app(settings, build=lambda _: running)
@@ -58,9 +60,7 @@ def run(settings: Settings, *, stop_jobs: bool = False) -> None:
         timeout_graceful_shutdown=_GRACE_S,
         server_header=False,
     )
-    sock = config.bind_socket()
-    port = sock.getsockname()[1]
-    server = _Server(config, running, stop_jobs, f"http://{_bracketed(settings.host)}:{port}")
+    server = _Server(config, running, stop_jobs, f"http://{_bracketed(settings.host)}:{sock.getsockname()[1]}")
     # uvicorn raises the signal again when it is done: it then finds this handler, and the command ends with code 0.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, server.handle_exit)
@@ -106,6 +106,19 @@ class _Server(uvicorn.Server):
         """End the streams, then everything else."""
         self._running.services.streams.close()
         await super().shutdown(sockets=sockets)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket; connections wait in it until the service is ready.
+
+    Raises:
+        InvalidSettings: The address isn't this machine's, or the port is taken.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(found[4][:2], family=found[0], backlog=2048)
+    except OSError as error:
+        raise InvalidSettings(f"cannot listen on {host}, port {port}: {error.strerror}; choose another one by --port") from error
 
 
 def _bracketed(host: str) -> str:
