@@ -68,7 +68,8 @@ def jobs() -> None:
     op.create_index("ix_jobs_state_created_at_run_id", "jobs", ["state", "created_at", "run_id"])
     op.create_index("ix_jobs_owner_created_at_run_id", "jobs", ["owner", "created_at", "run_id"])
     op.create_index("ix_jobs_expires_at", "jobs", ["expires_at"])
-    op.create_index("ix_jobs_condemned_at", "jobs", ["condemned_at"])
+    marked = sa.text("condemned_at IS NOT NULL")
+    op.create_index("ix_jobs_condemned_at", "jobs", ["condemned_at"], sqlite_where=marked, postgresql_where=marked)
 
 
 def job_parts() -> None:

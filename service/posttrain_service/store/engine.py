@@ -9,6 +9,7 @@ import json
 import os
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,7 +33,7 @@ class Database:
         self._busy_timeout_s = busy_timeout_s
         # SQLite admits one writer; its busy handler polls, which is unfair under load. Queueing the threads of this
         # process first costs nothing and is no source of truth: other processes still meet BEGIN IMMEDIATE.
-        self._turn = threading.Lock() if engine.dialect.name == "sqlite" else None
+        self._turn = _Turn() if engine.dialect.name == "sqlite" else None
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -59,12 +60,46 @@ class Database:
         if self._turn is None:
             yield
             return
-        if not self._turn.acquire(timeout=self._busy_timeout_s):
+        if not self._turn.take(self._busy_timeout_s):
             raise StoreBusy(f"the database was busy for {self._busy_timeout_s:g} s; try again")
         try:
             yield
         finally:
-            self._turn.release()
+            self._turn.give()
+
+
+class _Turn:
+    """A lock that serves threads in the order in which they came; `threading.Lock` lets some starve."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._waiting: deque[threading.Lock] = deque()
+        self._is_taken = False
+
+    def take(self, timeout_s: float) -> bool:
+        """Wait for the turn; False when it did not come in time."""
+        ticket = threading.Lock()
+        with self._mutex:
+            if not self._is_taken:
+                self._is_taken = True
+                return True
+            ticket.acquire()
+            self._waiting.append(ticket)
+        if ticket.acquire(timeout=timeout_s):
+            return True
+        with self._mutex:
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)
+                return False
+        return True  # it came just now
+
+    def give(self) -> None:
+        """Pass the turn to the thread that has waited longest."""
+        with self._mutex:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._is_taken = False
 
 
 def make_engine(url: str, *, busy_timeout_s: float = 30.0) -> Engine:

@@ -18,6 +18,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -78,7 +79,13 @@ jobs = Table(
     Index(None, "state", "created_at", "run_id"),
     Index(None, "owner", "created_at", "run_id"),
     Index(None, "expires_at"),
-    Index(None, "condemned_at"),
+    # Partial, or SQLite prefers it for "is null", which nearly all rows are, and sorts them all for each page.
+    Index(
+        None,
+        "condemned_at",
+        sqlite_where=text("condemned_at IS NOT NULL"),
+        postgresql_where=text("condemned_at IS NOT NULL"),
+    ),
 )
 
 # Labels and files stand in `jobs` too (both never change); these rows are what is searched by.
