@@ -130,7 +130,7 @@ class Loop:
             with watch.part("forward"):
                 micro = parts.objective(parts.model, batch.to(device))
             with watch.part("backward"):
-                (micro.loss_sum * scale).backward()
+                (micro.loss_sum * scale).backward()  # type: ignore[no-untyped-call]
             sums.add(micro.loss_sum, micro.num_correct)
             parts.heart.beat("train")
         return sums
