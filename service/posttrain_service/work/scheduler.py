@@ -118,6 +118,7 @@ class Scheduler:
             expected_attempt=job.attempt,
             fence=lease,
         )
+        self._hints.scheduler.give()  # its devices were meant for it: choose again at once
 
     def _is_disk_low(self) -> bool:
         free = shutil.disk_usage(self._settings.storage_dir).free

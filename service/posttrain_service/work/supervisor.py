@@ -15,7 +15,7 @@ from posttrain_service.domain.deadlines import Limits
 from posttrain_service.domain.decide import Act, Action, decide
 from posttrain_service.domain.job import Job
 from posttrain_service.domain.lifecycle import JobState
-from posttrain_service.errors import InvalidRequest, LaunchFailed
+from posttrain_service.errors import InvalidRequest, LaunchFailed, Unavailable
 from posttrain_service.launch.backend import LaunchBackend
 from posttrain_service.logs import log_context
 from posttrain_service.settings import Settings
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 EAGER_S = 0.05
 """Time between two looks while a job is launching or stopping, where each look may be the one that ends the wait."""
 EAGER_FOR_S = 10.0
+UNKILLABLE_PAUSE_S = 30.0
+"""A sweep that leaves something alive takes seconds; so long it isn't tried again, for the other jobs' sake."""
 
 
 class Supervisor:
@@ -58,6 +60,7 @@ class Supervisor:
         self._hints = hints
         self._leader = leader
         self._ingest = Ingest(store)
+        self._unkillable_until: dict[str, float] = {}
         self._apply: dict[Act, Callable[[Job, Action, Lease], None]] = {
             Act.WAIT: self._wait,
             Act.START: self._start,
@@ -73,7 +76,9 @@ class Supervisor:
         if lease is None:
             return None
         live = self._store.jobs.live()
-        self._ingest.forget_all_but({job.run_id for job in live})
+        known = {job.run_id for job in live}
+        self._ingest.forget_all_but(known)
+        self._unkillable_until = {run_id: t for run_id, t in self._unkillable_until.items() if run_id in known}
         for job in live:
             self._guarded(job, lease, self._look)
         for job in self._store.jobs.overdue():
@@ -82,8 +87,14 @@ class Supervisor:
 
     def _guarded(self, job: Job, lease: Lease, act: Callable[[Job, Lease], None]) -> None:
         with log_context(job=job.job_uuid):
+            if self._clock.now() < self._unkillable_until.get(job.run_id, 0.0):
+                return
             try:
                 act(job, lease)
+            except Unavailable as error:
+                log.error("%s", error.message)
+                if error.code == "still_running":
+                    self._unkillable_until[job.run_id] = self._clock.now() + UNKILLABLE_PAUSE_S
             except Exception:  # one job's trouble must not keep the others from being looked after
                 log.exception("looking after the job failed; the next round tries again")
 

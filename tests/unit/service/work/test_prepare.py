@@ -72,9 +72,9 @@ def test_a_longer_sequence_than_the_models_is_refused(settings):
 @pytest.mark.parametrize(
     ("changes", "param", "message"),
     [
-        ({"resources": {"devices": 3}}, "resources.devices", "asks for 3 devices, but this server has 2 .*CPU_SLOTS"),
-        ({"resources": {"devices": ["cpu:7"]}}, "resources.devices", "names cpu:7, which is not here"),
-        ({"torchrun": {"nproc_per_node": 5}}, "resources.devices", "asks for 5 devices"),
+        ({"resources": {"devices": 3}}, "resources.devices", "3 devices are asked for, but this host has 2 .*CPU_SLOTS"),
+        ({"resources": {"devices": ["cpu:7"]}}, "resources.devices", "no device cpu:7"),
+        ({"torchrun": {"nproc_per_node": 5}}, "resources.devices", "5 devices are asked for"),
         ({"training": {"device": "cuda"}}, "training.device", "no such device"),
         ({"training": {"device": "mps"}}, "training.device", "no Apple machine"),
         ({"training": {"fsdp": {"cpu_offload": True}}}, "training.fsdp.cpu_offload", "trains on the CPU"),
