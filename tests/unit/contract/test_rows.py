@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+
 from posttrain_trainer.contract.messages import Message, RowFault
 from posttrain_trainer.contract.rows import Conversation, Document, Preference, parse_row, validate_rows
 

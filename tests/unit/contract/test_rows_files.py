@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+
 from posttrain_trainer.contract.rowfile import read_rows
 from posttrain_trainer.contract.rows import Conversation, iter_rows, validate_file
 

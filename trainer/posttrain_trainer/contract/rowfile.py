@@ -12,7 +12,7 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from posttrain_trainer.contract.unpack import FileFault, Unpacked
 
@@ -100,7 +100,7 @@ def _kind(head: bytes, name: str) -> str:
     return "csv" if cells & _CSV_HEADERS else "jsonl"
 
 
-def _jsonl(stream: io.BufferedReader, max_row_bytes: int) -> Iterator[RawRow]:
+def _jsonl(stream: BinaryIO, max_row_bytes: int) -> Iterator[RawRow]:
     for line, raw in _lines(stream, max_row_bytes):
         if raw is None:
             yield RawRow(line, None, _too_long(max_row_bytes))
@@ -108,7 +108,7 @@ def _jsonl(stream: io.BufferedReader, max_row_bytes: int) -> Iterator[RawRow]:
             yield _decode(line, raw)
 
 
-def _lines(stream: io.BufferedReader, max_row_bytes: int) -> Iterator[tuple[int, bytes | None]]:
+def _lines(stream: BinaryIO, max_row_bytes: int) -> Iterator[tuple[int, bytes | None]]:
     """Lines with their number; None for one that is too long, which is skipped piece by piece."""
     number = 0
     while raw := stream.readline(max_row_bytes + 2):
@@ -159,7 +159,7 @@ def _check_surrogates(text: str, value: Any) -> None:
             raise ValueError("an escape \\ud800 to \\udfff stands without its other half") from error
 
 
-def _json(stream: io.BufferedReader, max_row_bytes: int) -> Iterator[RawRow]:
+def _json(stream: BinaryIO, max_row_bytes: int) -> Iterator[RawRow]:
     """The elements of one array, each decoded as soon as it is complete."""
     source = _JsonText(stream)
     source.expect("[")
@@ -179,7 +179,7 @@ def _json(stream: io.BufferedReader, max_row_bytes: int) -> Iterator[RawRow]:
 class _JsonText:
     """Decoded text of a stream with a moving window, and the line that the window begins at."""
 
-    def __init__(self, stream: io.BufferedReader) -> None:
+    def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._json = json.JSONDecoder(parse_constant=_no_constant)
@@ -249,7 +249,7 @@ class _JsonText:
         return RawRow(line, value)
 
 
-def _csv(stream: io.BufferedReader, delimiter: str, max_row_bytes: int) -> Iterator[RawRow]:
+def _csv(stream: BinaryIO, delimiter: str, max_row_bytes: int) -> Iterator[RawRow]:
     csv.field_size_limit(max(csv.field_size_limit(), max_row_bytes))
     reader = csv.reader(_csv_lines(stream, max_row_bytes), delimiter=delimiter, strict=True)
     try:
@@ -267,7 +267,7 @@ def _csv(stream: io.BufferedReader, delimiter: str, max_row_bytes: int) -> Itera
         raise FileFault(f"not CSV: {error}", reader.line_num) from error
 
 
-def _csv_lines(stream: io.BufferedReader, max_row_bytes: int) -> Iterator[str]:
+def _csv_lines(stream: BinaryIO, max_row_bytes: int) -> Iterator[str]:
     for number, raw in _lines(stream, max_row_bytes):
         if raw is None:
             raise FileFault(_too_long(max_row_bytes), number)

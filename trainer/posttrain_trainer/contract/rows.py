@@ -137,15 +137,9 @@ class RowReport:
 
 
 def validate_file(
-    path: Path,
-    *,
-    max_errors: int = 100,
-    name: str | None = None,
-    kind: Kind | None = None,
-    text_column: str | None = None,
-    max_row_bytes: int = MAX_ROW_BYTES,
-    max_bytes: int | None = None,
-) -> RowReport:
+    path: Path, *, max_errors: int = 100, name: str | None = None, kind: Kind | None = None, text_column: str | None = None,
+    max_row_bytes: int = MAX_ROW_BYTES, max_bytes: int | None = None,
+) -> RowReport:  # fmt: skip
     """Check every row of a file, in one pass and constant memory.
 
     Args:
@@ -171,14 +165,9 @@ def validate_rows(values: Iterable[Any], *, max_errors: int = 100, kind: Kind | 
 
 
 def iter_rows(
-    path: Path,
-    *,
-    name: str | None = None,
-    kind: Kind | None = None,
-    text_column: str | None = None,
-    max_row_bytes: int = MAX_ROW_BYTES,
-    max_bytes: int | None = None,
-) -> Iterator[ParsedRow]:
+    path: Path, *, name: str | None = None, kind: Kind | None = None, text_column: str | None = None,
+    max_row_bytes: int = MAX_ROW_BYTES, max_bytes: int | None = None,
+) -> Iterator[ParsedRow]:  # fmt: skip
     """Every row of a file in order, bad ones with their error; arguments as for `validate_file`.
 
     Raises:

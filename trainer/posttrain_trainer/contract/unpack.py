@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
+from collections.abc import Callable
 from typing import Any, BinaryIO, Protocol
 
 _ZSTD_CHUNK = 2048  # so few bytes of Zstandard stand for 64 MiB at most
@@ -98,7 +99,7 @@ class _Zstandard:
             raise FileFault("reading .zst needs the package zstandard here; install it, or use .gz") from error
         self._file = file
         self._error: type[Exception] = zstandard.ZstdError
-        self._new = lambda: zstandard.ZstdDecompressor(max_window_size=2**27).decompressobj()
+        self._new: Callable[[], Any] = zstandard.ZstdDecompressor(max_window_size=2**27).decompressobj
         self._frame: Any = None
         self._rest = b""
         self._out = memoryview(b"")
