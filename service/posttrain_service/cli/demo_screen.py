@@ -69,7 +69,8 @@ def _lines(console: Console, client: Client, job: dict[str, Any]) -> dict[str, A
     last = 0.0
     while job["status"] not in ENDED:
         now = job["progress"] or {}
-        text = f"{job['status']}  step {now.get('step') or 0} of {now.get('total_steps') or '?'}  {_facts(job)}"
+        steps = f"step {now['step']} of {now['total_steps']}" if now.get("step") else now.get("phase") or ""
+        text = "  ".join(part for part in (job["status"], steps, _facts(job)) if part)
         if text != shown and time.monotonic() - last >= PLAIN_EVERY_S:
             told(console, "job", text)
             shown, last = text, time.monotonic()
