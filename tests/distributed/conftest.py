@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from posttrain_trainer.contract import CONTRACT_VERSION
 from posttrain_trainer.contract.command import torchrun_argv
 from posttrain_trainer.contract.events import RunResult

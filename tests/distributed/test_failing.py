@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
+
 from posttrain_trainer.contract.errors import InvalidData, Lost, ModelNotFound, TrainerError
 from posttrain_trainer.contract.proc import send
 from posttrain_trainer.contract.rundir import ENV_RUN_ID, RunDir, read_json
@@ -106,7 +108,7 @@ def test_train_torchrun_tells_of_a_killed_rank(lab, tmp_path, monkeypatch):
 def kill_rank(run_id: str, rank: int) -> None:
     """SIGKILL one rank, as the system does when memory is short."""
     for identity in alive(run_id):
-        environ = open(f"/proc/{identity.pid}/environ").read().split("\0")
+        environ = Path(f"/proc/{identity.pid}/environ").read_text().split("\0")
         if f"RANK={rank}" in environ:
             assert send(identity, signal.SIGKILL)
             return
@@ -115,8 +117,8 @@ def kill_rank(run_id: str, rank: int) -> None:
 
 def marker_of_child(pid: int) -> str:
     """The run id that the launcher `pid` gave to its torchrun."""
-    for child in open(f"/proc/{pid}/task/{pid}/children").read().split():
-        for item in open(f"/proc/{child}/environ").read().split("\0"):
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        for item in Path(f"/proc/{child}/environ").read_text().split("\0"):
             if item.startswith(f"{ENV_RUN_ID}="):
                 return item.partition("=")[2]
     raise AssertionError("the launcher has no marked child")

@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+
 from posttrain_trainer.contract.errors import CheckpointInvalid, InvalidArguments
 from posttrain_trainer.contract.rundir import RunDir, read_json, write_json
 

@@ -5,9 +5,10 @@ import json
 import pytest
 import torch
 from peft import PeftModel
-from posttrain_trainer.contract.rundir import RunDir
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from posttrain_trainer.contract.rundir import RunDir
 
 from .conftest import STEPS_PER_EPOCH, events, losses, points
 

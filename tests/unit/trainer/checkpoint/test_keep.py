@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 from posttrain_trainer.checkpoint.keep import best, newest_first, to_delete
 from posttrain_trainer.contract.events import Manifest
 

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+
 from posttrain_trainer.metrics import meter
 from posttrain_trainer.metrics.heartbeat import Heart
 from posttrain_trainer.metrics.meter import Pace, Stopwatch, Sums, finite

@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+
 from posttrain_trainer.contract.events import MetricsPoint, RunEvent
 from posttrain_trainer.metrics.jsonl import EventLog, JsonlSink
 from posttrain_trainer.metrics.sink import FanOut
