@@ -15,7 +15,6 @@ import zstandard
 from posttrain_trainer.contract.rowfile import read_rows
 from posttrain_trainer.contract.rows import Conversation, iter_rows, validate_file
 
-SHARED = Path(__file__).resolve().parents[4] / "shared" / "data"
 ROWS = [{"prompt": f"q{i} é", "completion": f"a{i} 漢\u2028字"} for i in range(4)]
 LINES = [json.dumps(row, ensure_ascii=False).encode() for row in ROWS]
 
@@ -219,13 +218,18 @@ def test_an_empty_file_holds_no_rows(tmp_path):
         assert not report.valid
 
 
+def test_one_object_over_many_lines_is_named(tmp_path):
+    report = validate_file(write(tmp_path, json.dumps(ROWS[0], indent=2).encode(), "x.json"))
+    assert (report.rows, report.num_errors, report.fatal) == (0, 1, True)
+    assert "one JSON object over several lines" in report.errors[0].message
+
+
 def test_other_text_names_its_first_line(tmp_path):
     report = validate_file(write(tmp_path, b"hello\nworld\n", "notes.txt"))
     assert (report.num_errors, report.errors[0].line) == (2, 1)
     assert "not JSON" in report.errors[0].message
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the folder of real data is not there")
 @pytest.mark.parametrize(
     ("name", "rows", "shape"),
     [
@@ -236,6 +240,6 @@ def test_other_text_names_its_first_line(tmp_path):
         ("c4.documents", 300, "document"),
     ],
 )
-def test_real_files(name, rows, shape):
-    report = validate_file(SHARED / f"{name}.jsonl")
+def test_real_files(real_data, name, rows, shape):
+    report = validate_file(real_data / f"{name}.jsonl")
     assert (report.valid, report.rows, report.formats) == (True, rows, {shape: rows})

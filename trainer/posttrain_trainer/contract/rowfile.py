@@ -75,6 +75,8 @@ def _text_rows(stream: Unpacked, name: str, max_row_bytes: int) -> Iterator[RawR
         head = head[len(codecs.BOM_UTF8) :]
     buffered = io.BufferedReader(stream, _CHUNK)
     kind = _kind(head.lstrip(), name)
+    if kind == "jsonl" and head.lstrip().startswith((b"{\n", b"{\r\n")):
+        raise FileFault("the file is one JSON object over several lines; give an array of rows, or one object a line")
     if kind == "csv":
         yield from _csv(buffered, "\t" if ".tsv" in name else ",", max_row_bytes)
     elif kind == "json":

@@ -110,8 +110,8 @@ class RowReport:
         return self.num_errors == 0
 
     def add(self, parsed: ParsedRow, max_errors: int) -> None:
-        """Count one row."""
-        self.rows += 1
+        """Count one row; a fault of the whole file is an error, but no row."""
+        self.rows += not parsed.fatal
         for key in parsed.ignored:
             if key in self.ignored or len(self.ignored) < 50:
                 self.ignored[key] = self.ignored.get(key, 0) + 1
@@ -123,7 +123,7 @@ class RowReport:
 
     def close(self, max_errors: int) -> RowReport:
         """Complete the report after the last row."""
-        if self.rows == 0:
+        if self.rows == 0 and not self.fatal:
             self.fatal = True
             self._fail(1, "the file holds no rows", max_errors)
         if self.formats:

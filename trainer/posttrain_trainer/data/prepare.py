@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,9 @@ _PARALLEL_BYTES = 8 * 2**20  # starting processes takes some seconds, in which o
 
 
 def prepare_dataset(
-    path: str | Path, *, tokenizer: PreTrainedTokenizerBase, args: FullTrainingArguments, max_seq_len: int, cache_dir: Path
-) -> Dataset:
+    path: str | Path, *, tokenizer: PreTrainedTokenizerBase, args: FullTrainingArguments, max_seq_len: int, cache_dir: Path,
+    progress: Callable[[int], None] = lambda rows: None,
+) -> Dataset:  # fmt: skip
     """Tokenise a file of conversations, or find the result of having done so.
 
     Args:
@@ -41,6 +42,8 @@ def prepare_dataset(
         args: Takes train_on, over_length, invalid_rows and max_invalid_rows from it.
         max_seq_len: Longest sample in tokens.
         cache_dir: Made if missing. One process should prepare before others look.
+        progress: Called every few hundred rows with the number done; what it raises ends the preparation and leaves
+            nothing behind.
 
     Raises:
         InvalidData: The file cannot be read, has bad rows (`details["errors"]`), or nothing in it can be learned.
@@ -53,7 +56,7 @@ def prepare_dataset(
     if found is not None:
         return found
     tokeniser = Tokeniser(tokenizer, args.train_on, max_seq_len, args.over_length)
-    tally = _Tally(source, args)
+    tally = _Tally(source, args, progress)
     chunks = tokeniser.chunks(row_chunks(source), _processes(source))
     try:
         return write_cache(folder, tally.watch(chunks), tally.finish)
@@ -86,17 +89,21 @@ class _Tally:
 
     path: Path
     args: FullTrainingArguments
+    progress: Callable[[int], None]
     rows: RowReport = field(default_factory=RowReport)
     dropped: Counter[str] = field(default_factory=Counter)
     lines: dict[str, list[int]] = field(default_factory=dict)
     truncated: int = 0
     samples: int = 0
+    fault: str | None = None
 
     def watch(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         """Count, and stop early when it is clear that the run cannot go on."""
         for chunk in chunks:
             for row in chunk.rows:
                 self.rows.add(row, _MAX_ERRORS)
+                if row.fatal:
+                    self.fault = f"line {row.line}: {row.error}"
             for reason, line in chunk.dropped:
                 self.dropped[reason] += 1
                 if len(known := self.lines.setdefault(reason, [])) < _MAX_LINES:
@@ -106,6 +113,7 @@ class _Tally:
             if self.rows.num_errors >= max(_MAX_ERRORS, self._tolerated() + 1):
                 break
             yield chunk
+            self.progress(self.rows.rows)
 
     def finish(self) -> dict[str, Any]:
         """The report.
@@ -130,16 +138,15 @@ class _Tally:
         return self.args.max_invalid_rows if self.args.invalid_rows == "skip" else 0
 
     def _bad_rows(self, errors: list[dict[str, Any]]) -> InvalidData:
-        if not self.rows.rows:
-            return InvalidData(f"{self.path.name} holds no rows", details={"errors": errors, "num_errors": 1})
+        count = self.rows.num_errors
         first = f"line {errors[0]['line']}: {errors[0]['message']}"
         if self.rows.fatal:
-            remedy = "the file cannot be read to its end"
-        elif self.args.invalid_rows == "skip":
+            last = self.fault or first
+            return InvalidData(f"{self.path.name} cannot be read to its end; {last}", details={"errors": errors, "num_errors": count})
+        if self.args.invalid_rows == "skip":
             remedy = f"more than max_invalid_rows ({self.args.max_invalid_rows}) allows"
         else:
             remedy = "correct them, or leave them out by invalid_rows: skip"
-        count = self.rows.num_errors
         return InvalidData(
             f"{self.path.name} has {count} bad row{'s' * (count != 1)} in the {self.rows.rows} that were read ({first}); {remedy}",
             details={"errors": errors, "num_errors": count},

@@ -66,6 +66,37 @@ TEMPLATES = {
         "{% else %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
         + _END + "{{ '<|im_start|>assistant\n' }}{% endif %}"
     ),
+    "qwen3_full": (  # the model's own rules: a thought for each answer after the last question, tool turns as a user's
+        "{%- if tools %}{{- '<|im_start|>system\n' }}{%- for t in tools %}{{- t | tojson }}{%- endfor %}{{- '<|im_end|>\n' }}{%- endif %}"
+        "{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}"
+        "{%- for message in messages[::-1] %}{%- set index = (messages|length - 1) - loop.index0 %}"
+        "{%- if ns.multi_step_tool and message.role == 'user' and message.content is string and not(message.content.startswith('<tool_response>')"
+        " and message.content.endswith('</tool_response>')) %}{%- set ns.multi_step_tool = false %}{%- set ns.last_query_index = index %}{%- endif %}"
+        "{%- endfor %}{%- for message in messages %}{%- set content = message.content %}"
+        "{%- if message.role == 'user' or message.role == 'system' %}{{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>' + '\n' }}"
+        "{%- elif message.role == 'assistant' %}{%- set reasoning_content = '' %}"
+        "{%- if message.reasoning_content is string %}{%- set reasoning_content = message.reasoning_content %}"
+        "{%- elif '</think>' in content %}{%- set reasoning_content = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}"
+        "{%- set content = content.split('</think>')[-1].lstrip('\n') %}{%- endif %}"
+        "{%- if loop.index0 > ns.last_query_index and (loop.last or (not loop.last and reasoning_content)) %}"
+        "{{- '<|im_start|>' + message.role + '\n<think>\n' + reasoning_content.strip('\n') + '\n</think>\n\n' + content.lstrip('\n') }}"
+        "{%- else %}{{- '<|im_start|>' + message.role + '\n' + content }}{%- endif %}"
+        "{%- for tool_call in message.tool_calls or [] %}{%- if (loop.first and content) or (not loop.first) %}{{- '\n' }}{%- endif %}"
+        "{{- '<tool_call>\n{\"name\": \"' + tool_call.function.name + '\", \"arguments\": ' + tool_call.function.arguments | tojson + '}\n</tool_call>' }}"
+        "{%- endfor %}{{- '<|im_end|>\n' }}"
+        "{%- elif message.role == 'tool' %}{%- if loop.first or (messages[loop.index0 - 1].role != 'tool') %}{{- '<|im_start|>user' }}{%- endif %}"
+        "{{- '\n<tool_response>\n' + content + '\n</tool_response>' }}"
+        "{%- if loop.last or (messages[loop.index0 + 1].role != 'tool') %}{{- '<|im_end|>\n' }}{%- endif %}{%- endif %}{%- endfor %}"
+        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+    ),
+    "mistral_tools": (  # tools stand before the last question, so every earlier prefix differs from the whole
+        "{{ bos_token }}{% set last = messages | selectattr('role', 'equalto', 'user') | list | last %}"
+        "{% for m in messages %}{% if m.role == 'user' %}"
+        "{% if tools and m == last %}{{ '[AVAILABLE_TOOLS] ' + tools | tojson + '[/AVAILABLE_TOOLS]' }}{% endif %}{{ '[INST] ' + m.content + '[/INST]' }}"
+        "{% elif m.tool_calls %}{{ '[TOOL_CALLS] [' }}{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}{{ ']' + eos_token }}"
+        "{% elif m.role == 'tool' %}{{ '[TOOL_RESULTS] {\"content\": ' + m.content + '}[/TOOL_RESULTS]' }}"
+        "{% else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}"
+    ),
     "r1": (  # opens the answer by a tag that the rendered answer need not have
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '<User>' + m.content }}{% else %}"
         "{{ '<Assistant>' + m.content.split('</think>')[-1] + eos_token }}{% endif %}{% endfor %}"

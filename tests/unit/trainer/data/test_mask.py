@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from posttrain_trainer.contract.messages import RowFault
 from posttrain_trainer.contract.rows import parse_row
 from posttrain_trainer.data.mask import encode, token_mask
 
-SHARED = Path(__file__).resolve().parents[5] / "shared" / "data"
 END = {
     "chatml": "<|im_end|>", "chatml_generation": "<|im_end|>", "chatml_generation_without_end": "<|im_end|>",
     "chatml_generation_with_newline": "<|im_end|>", "llama3": "<|eot_id|>", "mistral": "</s>", "gemma": "<end_of_turn>",
@@ -124,6 +122,27 @@ def test_reasoning_that_the_template_drops_is_not_learned(make_tokenizer):
     assert learned(longer, tokenizer) == [CALL_TEXT + "<|im_end|>", "It is 2.<|im_end|>", want[1]]
 
 
+def test_thoughts_as_the_models_own_template_writes_them(make_tokenizer):
+    tokenizer = make_tokenizer("qwen3_full")
+    assert learned({"messages": FOUR}, tokenizer) == ["beta answer.<|im_end|>", "<think>\n\n</think>\n\nParis\n\nis é 漢.<|im_end|>"]
+    thought = {"role": "assistant", "content": "", "reasoning_content": "add them", "tool_calls": [CALL]}
+    inline = {"role": "assistant", "content": "<think>\ngot it\n</think>\n\nIt is 2."}
+    results = [{"role": "tool", "content": "2"}, {"role": "tool", "content": "3"}]
+    want = ["<think>\nadd them\n</think>\n\n" + CALL_TEXT + "<|im_end|>", "<think>\ngot it\n</think>\n\nIt is 2.<|im_end|>"]
+    assert learned({"messages": [USER, thought, *results, inline]}, tokenizer) == want
+    dropped = [CALL_TEXT + "<|im_end|>", "It is 2.<|im_end|>"]
+    assert learned({"messages": [USER, thought, *results, inline, USER, thought, *results, inline]}, tokenizer) == dropped + want
+
+
+def test_tools_that_move_along_with_the_last_question(make_tokenizer):
+    tokenizer = make_tokenizer("mistral_tools")
+    call = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    turns = [USER, call, {"role": "tool", "content": "2"}, ANSWER, *FOUR]
+    said = '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]</s>'
+    want = [said, " beta answer.</s>", " beta answer.</s>", " " + FOUR[3]["content"] + "</s>"]
+    assert learned({"messages": turns, "tools": [{"name": "add"}]}, tokenizer) == want
+
+
 def test_what_a_template_would_leave_out_is_refused(make_tokenizer):
     tokenizer = make_tokenizer("chatml")
     for row, where in (
@@ -204,11 +223,10 @@ def test_token_mask_counts_overlap_and_trimmed_white_space():
     assert token_mask([], [(0, 1)]).tolist() == []
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the folder of real data is not there")
 @pytest.mark.parametrize(("file", "name"), [("alpaca", "chatml"), ("gsm8k_test", "llama3"), ("alpaca", "mistral"), ("glaive_tools", "qwen3")])
-def test_real_rows(make_tokenizer, file, name):
+def test_real_rows(real_data, make_tokenizer, file, name):
     tokenizer = make_tokenizer(name)
-    lines = (SHARED / f"{file}.messages.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (real_data / f"{file}.messages.jsonl").read_text(encoding="utf-8").splitlines()
     for line in lines[:: len(lines) // 40]:
         row = json.loads(line)
         answers = [turn for turn in row["messages"] if turn["role"] == "assistant"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +15,6 @@ from posttrain_trainer.contract.spec import FullTrainingArguments
 from posttrain_trainer.data import cache, prepare
 from posttrain_trainer.data.cache import order
 from posttrain_trainer.data.prepare import prepare_dataset
-
-SHARED = Path(__file__).resolve().parents[5] / "shared" / "data"
 
 
 def chat(question, answer, **fields):
@@ -165,6 +162,23 @@ def test_a_cut_cache_is_made_anew(run, tmp_path):
     assert run(ROWS).sample(19)[0].tolist() == last
 
 
+def test_progress_is_told_and_may_end_it(tmp_path, make_tokenizer):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in ROWS * 30))
+    args = FullTrainingArguments(model_path="m", data_path=str(path), ckpt_output_dir=str(tmp_path))
+    done: list[int] = []
+
+    def stop_at(rows):
+        done.append(rows)
+        if rows > 500:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare_dataset(path, tokenizer=make_tokenizer("chatml"), args=args, max_seq_len=64, cache_dir=tmp_path / "cache", progress=stop_at)
+    assert done == [256, 512]
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
 def test_a_failed_or_killed_preparation_leaves_nothing(run, tmp_path):
     with pytest.raises(InvalidData):
         run([*ROWS, {"bad": 1}])
@@ -225,9 +239,8 @@ def test_several_processes_give_the_same_and_name_the_same_lines(run, monkeypatc
     assert together.report["errors"][0]["line"] == 601
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the folder of real data is not there")
-def test_real_conversations(run):
-    data = (SHARED / "gsm8k_test.messages.jsonl").read_bytes().splitlines()[:100]
+def test_real_conversations(real_data, run):
+    data = (real_data / "gsm8k_test.messages.jsonl").read_bytes().splitlines()[:100]
     dataset = run(b"\n".join(data), template="llama3", max_seq_len=4096)
     assert len(dataset) == 100
     assert (dataset.supervised > 5).all()
