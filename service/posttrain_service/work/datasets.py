@@ -21,6 +21,8 @@ from posttrain_service.work.submit import Submitter
 from posttrain_trainer.contract.spec import Method
 
 INSPECT_TIMEOUT_S = 600.0
+SCRATCH_PREFIX = ".check-"
+"""Folders in the storage directory that live as long as one check."""
 _METHOD: TypeAdapter[Method] = TypeAdapter(Method)
 
 
@@ -53,7 +55,7 @@ class Datasets:
 @contextmanager
 def as_file(source: rows.Source, settings: Settings) -> Iterator[Path]:
     """The rows as a file with an ending that tells its format, for as long as the with-block lasts."""
-    folder = Path(tempfile.mkdtemp(prefix=".check-", dir=settings.storage_dir))
+    folder = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=settings.storage_dir))
     try:
         yield folder / rows.place(source, folder, "train")
     finally:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from posttrain_service.clock import Clock
-from posttrain_service.domain.deadlines import Limits
+from posttrain_service.domain.deadlines import Limits, on_entry
 from posttrain_service.domain.decide import Act, Action, decide
 from posttrain_service.domain.job import Job
 from posttrain_service.domain.lifecycle import JobState
@@ -21,6 +21,7 @@ from posttrain_service.logs import log_context
 from posttrain_service.settings import Settings
 from posttrain_service.store.leases import Lease
 from posttrain_service.store.store import Store
+from posttrain_service.work.grace import grace_s
 from posttrain_service.work.hints import Hints
 from posttrain_service.work.ingest import Ingest
 from posttrain_service.work.leader import Leader
@@ -124,10 +125,15 @@ class Supervisor:
             log.error("%s", error.message)  # the launch's deadline ends it
 
     def _stop(self, job: Job, action: Action, lease: Lease) -> None:
-        if action.to is not None and self._moved(job, action, lease) is None:
-            return
-        assert action.stop_want is not None
-        self._backend.stop(self._run_dir(job), job.attempt, action.stop_want)
+        want = action.stop_want
+        assert want is not None
+        # A cancel has the plan's own grace; a pause may need longer, for the save.
+        grace = grace_s(self._store, job, want, self._limits) if want == "pause" else None
+        if action.to is not None:
+            entry = on_entry(job, action.to, self._clock.now(), self._limits, grace_s=grace)
+            if self._moved(job, action, lease, entry) is None:
+                return
+        self._backend.stop(self._run_dir(job), job.attempt, want, grace_s=grace)
 
     def _sweep(self, job: Job, action: Action, lease: Lease) -> None:
         killed = self._backend.sweep(self._run_dir(job), job.attempt)

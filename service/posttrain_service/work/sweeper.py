@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from posttrain_service.clock import Clock
 from posttrain_service.errors import Conflict, NotFound
@@ -16,6 +17,7 @@ from posttrain_service.ids import is_run_id
 from posttrain_service.runs.blobs import Blobs
 from posttrain_service.settings import Settings
 from posttrain_service.store.store import Store
+from posttrain_service.work.datasets import SCRATCH_PREFIX
 from posttrain_service.work.leader import Leader
 from posttrain_service.work.verbs import remove
 
@@ -79,9 +81,9 @@ class Sweeper:
         for name in self._leftover_files():
             self.blobs.delete(name)
             swept.leftovers.append(name)
-        for name in self._leftover_runs():
-            shutil.rmtree(self.settings.jobs_dir / name)
-            swept.leftovers.append(name)
+        for folder in [*self._leftover_runs(), *self._leftover_scratch()]:
+            shutil.rmtree(folder)
+            swept.leftovers.append(folder.name)
         return swept
 
     def outlook(self) -> Swept:
@@ -89,7 +91,7 @@ class Sweeper:
         return Swept(
             jobs=[job.job_uuid for job in [*self.store.jobs.condemned(), *self.store.jobs.expired(limit=_BATCH)]],
             files=[file.id for file in self.store.files.expired(limit=_BATCH)],
-            leftovers=[*self._leftover_files(), *self._leftover_runs()],
+            leftovers=[*self._leftover_files(), *(f.name for f in [*self._leftover_runs(), *self._leftover_scratch()])],
         )
 
     def _leftover_files(self) -> list[str]:
@@ -97,15 +99,16 @@ class Sweeper:
         known = self.store.files.known(names)
         return [name for name in names if name not in known]
 
-    def _leftover_runs(self) -> list[str]:
+    def _leftover_runs(self) -> list[Path]:
         """Folders of runs whose row was never written."""
-        if not self.settings.jobs_dir.is_dir():
-            return []
-        names = []
-        for folder in sorted(self.settings.jobs_dir.iterdir()):
-            if not is_run_id(folder.name) or not folder.is_dir() or folder.is_symlink():
-                continue
-            old = self.clock.now() - folder.stat().st_mtime >= LEFTOVER_AGE_S
-            if old and not self.store.jobs.exists(folder.name):
-                names.append(folder.name)
-        return names
+        folders = [path for path in self._old(self.settings.jobs_dir) if is_run_id(path.name)]
+        return [folder for folder in folders if not self.store.jobs.exists(folder.name)]
+
+    def _leftover_scratch(self) -> list[Path]:
+        """Folders that a check of rows was killed in."""
+        return [path for path in self._old(self.settings.storage_dir) if path.name.startswith(SCRATCH_PREFIX)]
+
+    def _old(self, parent: Path) -> list[Path]:
+        """Folders in `parent` that have not been touched for long."""
+        folders = [path for path in sorted(parent.iterdir()) if path.is_dir() and not path.is_symlink()]
+        return [folder for folder in folders if self.clock.now() - folder.stat().st_mtime >= LEFTOVER_AGE_S]

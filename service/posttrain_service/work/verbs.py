@@ -18,6 +18,7 @@ from posttrain_service.domain.lifecycle import EndReason, JobState, Verb, check_
 from posttrain_service.errors import Conflict, NotFound, StoreBusy
 from posttrain_service.settings import Settings
 from posttrain_service.store.store import Store
+from posttrain_service.work.grace import grace_s
 from posttrain_service.work.hints import Hints
 
 _TRIES = 20
@@ -93,9 +94,10 @@ class Verbs:
 
     def _stop(self, job: Job, want: Want) -> Job | None:
         event = NewEvent("stopping", f"the job was asked to {want}", data={"want": want, "attempt": job.attempt})
-        changes: dict[str, Any] = {"want": want, "reason": None}
+        limits = Limits.of(self.settings)
+        entry = on_entry(job, JobState.STOPPING, self.clock.now(), limits, grace_s=grace_s(self.store, job, want, limits))
+        changes: dict[str, Any] = entry | {"want": want, "reason": None}
         if job.state is JobState.STOPPING:  # a pause becomes a cancel, with a grace of its own
-            changes |= on_entry(job, JobState.STOPPING, self.clock.now(), Limits.of(self.settings))
             return self.store.jobs.update(job.run_id, changes, expected=(JobState.STOPPING,), event=event)
         return self._move(job, JobState.STOPPING, event, changes)
 

@@ -216,3 +216,27 @@ def test_progress_of_a_live_job_is_read_from_its_folder(bench):
     write_json(paths.heartbeat, {"step": 1, "total_steps": 4, "phase": "train"})
     view = bench.jobs.get(job.job_uuid)
     assert (view.progress["percent"], view.resources["devices"]) == (25.0, ["cpu:0"])
+
+
+def test_a_pause_has_the_time_that_its_save_takes(bench):
+    job = bench.run(training={}, torchrun={"shutdown_timeout_s": 7})
+    paths = bench.run_dir(job).attempt(1)
+    paths.path.mkdir(parents=True)
+    record = {"time": 1.5, "attempt": 1, "type": "checkpoint", "message": "saved", "data": {"seconds": 100.0}}
+    paths.events.write_text(json.dumps(record) + "\n")
+    bench.rounds()
+    stopping = bench.jobs.pause(job.job_uuid).job
+    assert stopping.deadline_at == bench.clock.now() + 300 + 10
+    cancelled = bench.jobs.cancel(job.job_uuid).job
+    assert cancelled.deadline_at == bench.clock.now() + 7 + 10
+
+
+def test_a_job_that_has_run_its_time_is_stopped_so_that_it_saves(bench):
+    job = bench.run(resources={"max_duration_s": 60})
+    bench.sees(job, heartbeat={"phase": "train", "time": bench.clock.now()})
+    bench.clock.advance(60)
+    bench.rounds()
+    assert bench.backend.named("stop") == [("stop", job.run_id, 1, "pause")]
+    bench.ends(job, 1, result={"status": "stopped", "want": "pause", "checkpoint": "step-000003"})
+    bench.rounds()
+    assert (bench.job(job).state, bench.job(job).reason) == ("failed", "max_duration")
