@@ -103,7 +103,8 @@ class LocalBackend:
             # Slow is not failed: the lock lets it run once at most, and `look` will tell.
             log.warning("the shim of run %s has not detached within %g s", plan.run_id, _DETACH_S)
             return
-        if code != 0:
+        # Another starter's shim may have run the attempt meanwhile, and at its end have killed ours with the rest.
+        if code != 0 and not attempt.run.exists():
             raise LaunchFailed(
                 f"the shim of attempt {plan.attempt} of run {plan.run_id} ended with {code}; see its torchrun log"
             )

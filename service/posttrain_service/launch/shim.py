@@ -31,7 +31,7 @@ from posttrain_trainer.contract.rundir import AttemptDir, read_json, sync_folder
 
 _POLL_S = 0.5  # a lost signal costs this much, never a lost stop request
 _LINGER_S = 2.0  # for helpers that are about to end after the ranks did, e.g. a tracker's uploader
-_HURRY_S = 5.0  # what is left of a pause's grace when it becomes a cancel
+_HURRY_S = 5.0  # most of what is left of a pause's grace when it becomes a cancel
 _KILL_S = 30.0
 _RESERVE_BYTES = 4096
 
@@ -140,7 +140,7 @@ class Stop:
             self.deadline = now + grace_s
         elif want == "cancel" and self.want != "cancel":
             say("the pause became a cancel")
-            self.deadline = min(self.deadline, now + _HURRY_S)
+            self.deadline = min(self.deadline, now + min(_HURRY_S, grace_s))
         if self.want != "cancel":
             self.want = want
 

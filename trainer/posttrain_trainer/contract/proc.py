@@ -102,8 +102,10 @@ def find(run_id: str, attempt: int | None = None) -> list[Identity]:
     Other users' processes can't be read and so are never found, except by root.
     """
     spared = _spared()
-    found = [identity for pid in _table().parents() if (identity := identify(pid)) is not None]
-    return [identity for identity in found if carries(identity, run_id, attempt) and not _is_spared(identity.pid, spared)]
+    marked = [pid for pid in _table().parents() if _is_marked(pid, run_id, attempt)]
+    found = [identity for pid in marked if not _is_spared(pid, spared) and (identity := identify(pid)) is not None]
+    # Asked again of what has an identity by now: the number may have been recycled since the first question.
+    return [identity for identity in found if carries(identity, run_id, attempt)]
 
 
 def descendants(pid: int) -> list[Identity]:

@@ -199,7 +199,7 @@ def test_a_launcher_that_cannot_be_started_is_told(run: Any, tmp_path: Path, fau
 def test_one_of_three_racing_shims_runs_and_a_later_one_does_not(run: Any) -> None:
     count = run.run_dir.path / "count"
     code = f"open({str(count)!r}, 'a').write('x')"
-    for attempt in range(1, 6):
+    for attempt in range(1, 4):
         threads = [threading.Thread(target=run.start, args=(code,), kwargs={"attempt": attempt}) for _ in range(3)]
         for thread in threads:
             thread.start()
@@ -211,7 +211,7 @@ def test_one_of_three_racing_shims_runs_and_a_later_one_does_not(run: Any) -> No
     run.start(code, attempt=1)
     run.saw("nothing is started")
     run.until(lambda: run.alive() == [])
-    assert count.read_text() == "xxxxx"
+    assert count.read_text() == "xxx"
 
 
 def test_printing_much_blocks_nothing_with_nobody_reading(run: Any) -> None:
