@@ -50,6 +50,7 @@ class Rank:
     def __init__(self, attempt: AttemptDir) -> None:
         self._started = time.perf_counter()
         self.attempt = attempt
+        self._ending = False
         self.rank = int(os.environ.get("RANK", "0"))
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.heart = Heart(attempt.heartbeat if self.rank == 0 else None)
@@ -63,7 +64,8 @@ class Rank:
             self.stop.install()
             self.heart.beat("import")
             result = self._train()
-            if self.stop.claim_end() and self.rank == 0:
+            self._ending = self.stop.claim_end()
+            if self._ending and self.rank == 0:
                 write_json(self.attempt.result, result.model_dump(mode="json"))
             return 0
         except BaseException as error:  # noqa: BLE001  the edge: every end of a rank leaves a record
@@ -95,7 +97,7 @@ class Rank:
         print(f"[error] {mapped.code}: {mapped.message}\n{mapped.details.get('traceback', '')}", file=sys.stderr, flush=True)
         if is_peer_gone(error) and self._other_cause():
             return 1
-        if self.stop.claim_end():
+        if self._ending or self.stop.claim_end():
             write_json(self.attempt.error(self.rank), mapped.to_json())
         else:
             # A stop request was being obeyed when this happened; its thread ends the process.
