@@ -19,7 +19,7 @@ from posttrain_service.work.services import LogText, Services
 
 router = APIRouter(prefix="/post_training/jobs/{job_uuid}", tags=["jobs"])
 
-MAX_LOG_BYTES = 16 * 1024 * 1024
+MAX_LOG_BYTES = 4 * 1024 * 1024
 _LOG_PIECE_BYTES = 1024 * 1024
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 

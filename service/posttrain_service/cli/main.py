@@ -20,6 +20,7 @@ app = typer.Typer(
     help="Fine-tuning jobs over HTTP.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # help is plain text; brackets in it are no markup
     pretty_exceptions_enable=False,
 )
 app.add_typer(jobs.app, name="jobs")

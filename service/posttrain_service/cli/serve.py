@@ -12,7 +12,6 @@ from typing import Annotated, Any, Protocol, cast
 import typer
 import uvicorn
 from pydantic import ValidationError
-from pydantic_core import PydanticUndefined
 
 from posttrain_service import compose
 from posttrain_service.app import Running, check_reach, create_app
@@ -140,7 +139,8 @@ def _with_flags(function: _Serve) -> Callable[..., None]:
         )
     ]
     for name, info in Settings.model_fields.items():
-        default = "" if info.default is PydanticUndefined else f" [{info.default}]"
+        simple = isinstance(info.default, str | int | float) and info.default != ""  # no path of the building machine
+        default = f" Default: {info.default}." if simple else ""
         flag = f"--{name.replace('_', '-')}"
         option = typer.Option(flag, help=f"{info.description}{default}", show_default=False, metavar="VALUE")
         kind = inspect.Parameter.KEYWORD_ONLY

@@ -197,14 +197,18 @@ class Plan(Shape):
     """The request with every default filled in."""
     argv: list[str]
     """The command that would start the ranks."""
-    env: dict[str, str] | list[str]
-    """Environment variables that would be set."""
+    env: list[str]
+    """Names of the environment variables that would be set."""
     devices: list[str]
     """Devices that the job would get."""
     dataset: dict[str, Any] | None
     """What a look at the rows found."""
     memory: dict[str, Any] | None
-    """per_rank_bytes, total_bytes, fits."""
+    """per_rank_bytes, total_bytes, fits; null when it could not be estimated."""
+    parameters: int | None
+    """Parameters of the model."""
+    trainable_parameters: int | None
+    """Those that would be trained."""
     steps: int | None
     """Optimizer steps."""
     tokens: int | None

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import uvicorn
 from fastapi.testclient import TestClient
+
 from posttrain_service.app import create_app
 from posttrain_service.domain.files import UploadedFile, check_purpose, expiry
 from posttrain_service.domain.job import Job
@@ -55,8 +56,8 @@ class FakeJobs:
         return self.get(uuid), True
 
     def plan(self, request, *, owner=""):
-        return {"spec": {"model": request.model}, "argv": ["python"], "env": {}, "devices": ["cpu:0"], "dataset": None,
-                "memory": None, "steps": 3, "tokens": 10, "warnings": []}  # fmt: skip
+        return {"spec": {"model": request.model}, "argv": ["python"], "env": ["A"], "devices": ["cpu:0"], "dataset": None,
+                "memory": None, "parameters": None, "trainable_parameters": None, "steps": 3, "tokens": 10, "warnings": []}  # fmt: skip
 
     def _job(self, job_uuid):
         if job_uuid not in self.jobs:
@@ -307,7 +308,7 @@ def job(http: TestClient) -> dict[str, Any]:
 
 
 @contextmanager
-def serving(app: Any) -> Iterator[str]:
+def _serving(app: Any) -> Iterator[str]:
     """The application under uvicorn on a free port, in a thread; gives its address."""
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
@@ -323,7 +324,13 @@ def serving(app: Any) -> Iterator[str]:
 
 
 @pytest.fixture
+def serving():
+    """Runs an application under uvicorn: a context manager that gives its address."""
+    return _serving
+
+
+@pytest.fixture
 def served(fake: FakeRuntime, settings: Settings) -> Iterator[str]:
     """A real server over the services in memory, for clients that bring their own HTTP."""
-    with serving(create_app(settings, build=lambda told: fake)) as address:
+    with _serving(create_app(settings, build=lambda told: fake)) as address:
         yield address

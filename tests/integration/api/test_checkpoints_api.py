@@ -7,6 +7,7 @@ import tarfile
 import tracemalloc
 
 import pytest
+
 from posttrain_service.api.download import tar_response
 from posttrain_service.wire.shapes import Checkpoint, CheckpointList, Error
 

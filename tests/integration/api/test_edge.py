@@ -5,6 +5,7 @@ import re
 
 import pytest
 from fastapi.testclient import TestClient
+
 from posttrain_service import errors
 from posttrain_service.api.edge import MAX_JSON_BYTES, is_loopback_host
 from posttrain_service.api.errors import status_of

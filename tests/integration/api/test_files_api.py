@@ -6,6 +6,7 @@ import threading
 import httpx
 import openai
 import pytest
+
 from posttrain_service.api.multipart import Upload
 from posttrain_service.errors import InvalidRequest
 from posttrain_service.wire.file_shapes import File, FileDeleted, FileList

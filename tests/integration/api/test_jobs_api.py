@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+
 from posttrain_service.domain.lifecycle import EndReason, JobState
 from posttrain_service.wire.shapes import Error, EventList, Job, JobList, Plan
 

@@ -1,6 +1,7 @@
 """openapi.yaml is the application's own description, and it is complete."""
 
 import yaml
+
 from posttrain_service.app import openapi_yaml
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import httpx
 import psutil
 import pytest
+
 from posttrain_service.client import Client, ServerGone
 from posttrain_trainer.contract.rundir import ENV_RUN_ID
 

@@ -5,6 +5,7 @@ import io
 import json
 
 import pytest
+
 from posttrain_service.client import parse_sse
 from posttrain_service.wire.shapes import LogPiece, MetricsList
 from posttrain_service.work.services import StreamItem

@@ -1,10 +1,11 @@
 """Every field of a job request changes what is trained or stored, and what cannot be honoured is refused by name."""
 
 import pytest
+from pydantic import ValidationError
+
 from posttrain_service.wire.jobs import JobRequest
 from posttrain_service.wire.knobs import OWNED_PATHS, TorchrunKnobs, TrainingKnobs
 from posttrain_trainer.contract.spec import FullTrainingArguments, TorchrunArguments
-from pydantic import ValidationError
 
 PATHS = {"model_path": "m", "data_path": "d", "ckpt_output_dir": "r"}
 BASE = {"model": "m", "dataset": "file-1"}
