@@ -56,6 +56,7 @@ def test_the_end_of_a_run_that_filled_its_disk_is_recorded(small_disk: Path, run
         end = run.exit()
         assert is_full(small_disk)
         assert (end["reason"], end["exit_code"], end["unkillable"]) == ("stopped", 5, 0)
+        assert end["stop_want"] is None  # stop.json found no space; SIGTERM was the request
         assert run.look().problem is None
     finally:
         proc.kill_marked(run.run_id)

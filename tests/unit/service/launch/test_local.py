@@ -231,6 +231,13 @@ def test_a_shim_that_cannot_be_started_is_a_failed_launch(run: Any, monkeypatch:
         run.start("", attempt=2)
 
 
+def test_a_start_that_lost_the_race_is_no_failure(run: Any, stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(run, stand_in.pid)
+    monkeypatch.setattr(local, "_SHIM", Path("/nowhere/shim.py"))
+    run.start("")
+    assert "can't open file" in run.attempt().torchrun_log.read_text()
+
+
 def test_arguments_are_written_before_the_ranks_may_read_them(run: Any) -> None:
     plan = run.plan(f"print('ARGS', open({str(run.attempt().arguments)!r}).read(), flush=True)")
     plan.arguments["train_args"] = {"model_path": "/m"}
