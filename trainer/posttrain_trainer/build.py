@@ -146,7 +146,13 @@ class _Run:
 
         def prepare(path: str) -> Dataset:
             cache_dir = Path(str(args.data_output_dir))
-            return _main_first(world, lambda: prepare_dataset(path, tokenizer=model.tokenizer, args=args, max_seq_len=max_seq_len, cache_dir=cache_dir))
+            return _main_first(
+                world,
+                lambda: prepare_dataset(
+                    path, tokenizer=model.tokenizer, args=args, max_seq_len=max_seq_len, cache_dir=cache_dir,
+                    progress=lambda _: self.heart.beat("data"),
+                ),
+            )  # fmt: skip
 
         training, held_out = prepare(args.data_path), None
         report = training

@@ -128,7 +128,7 @@ def refuse_bad_rows(report: RowReport, param: str, *, skip: bool, max_invalid_ro
         return warnings
     good = report.rows - report.num_errors
     first = report.errors[0]
-    if skip and good > 0 and report.num_errors <= max_invalid_rows:
+    if skip and good > 0 and not report.fatal and report.num_errors <= max_invalid_rows:
         return [
             *warnings,
             f"{param}: {report.num_errors} of {report.rows} rows are bad and left out; the first is line {first.line}: {first.message}",

@@ -12,6 +12,7 @@ from posttrain_trainer.contract.errors import InvalidArguments
 from posttrain_trainer.contract.messages import RowFault
 from posttrain_trainer.contract.rows import parse_row
 from posttrain_trainer.data.mask import encode, token_mask
+from posttrain_trainer.models.templates import CHATML
 
 END = {
     "chatml": "<|im_end|>", "chatml_generation": "<|im_end|>", "chatml_generation_without_end": "<|im_end|>",
@@ -141,6 +142,18 @@ def test_tools_that_move_along_with_the_last_question(make_tokenizer):
     said = '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]</s>'
     want = [said, " beta answer.</s>", " beta answer.</s>", " " + FOUR[3]["content"] + "</s>"]
     assert learned({"messages": turns, "tools": [{"name": "add"}]}, tokenizer) == want
+
+
+def test_the_shipped_template_has_a_place_for_tools(make_tokenizer):
+    tokenizer = make_tokenizer(CHATML)
+    system = {"role": "system", "content": "Be good."}
+    call = {"role": "assistant", "content": "Well.", "tool_calls": [CALL, CALL]}
+    row = {"messages": [system, USER, call, {"role": "tool", "content": "2"}, ANSWER], "tools": [{"name": "add"}]}
+    ids, _ = encode(parse_row(row)[0], tokenizer, "assistant")
+    assert tokenizer.decode(ids).startswith('<|im_start|>system\nBe good.\n\nYou may call these functions:\n<tools>\n{"name": "add"}\n</tools>')
+    assert learned(row, tokenizer) == [f"Well.\n{CALL_TEXT}\n{CALL_TEXT}<|im_end|>", "beta answer.<|im_end|>"]
+    plain = [system, *FOUR]
+    assert tokenizer.apply_chat_template(plain, tokenize=False) == make_tokenizer("chatml").apply_chat_template(plain, tokenize=False)
 
 
 def test_what_a_template_would_leave_out_is_refused(make_tokenizer):
