@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 
 from posttrain_service.domain.job import Job, NewEvent
 from posttrain_service.store.store import Store
+from posttrain_service.work.redact import Redactor
 from posttrain_trainer.contract.events import RunEvent
 from posttrain_trainer.contract.rundir import RunDir
 
@@ -33,10 +35,12 @@ class Ingest:
 
     Args:
         store: Where events go.
+        redactor: Takes the server's paths out of them.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, redactor: Redactor) -> None:
         self._store = store
+        self._redactor = redactor
         self._at: dict[tuple[str, int], int] = {}
         self._count: dict[tuple[str, int], int] = {}
 
@@ -48,7 +52,8 @@ class Ingest:
         path = run_dir.attempt(job.attempt).events
         total = 0
         while lines := _lines(path, self._at[key])[:_BATCH]:
-            events = [event for line, end in lines if (event := _event(line, job.attempt, end)) is not None]
+            found = (_event(line, job.attempt, end) for line, end in lines)
+            events = [self._redactor.event(event, run_dir) for event in found if event is not None]
             room = MAX_EVENTS - self._count.get(key, 0)
             if events and room > 0 and not self._store.events.append(job.run_id, *events[:room]):
                 return total
@@ -85,10 +90,13 @@ class Ingest:
 def _lines(path: Path, offset: int) -> list[tuple[bytes, int]]:
     """Complete lines from `offset`, each with the offset of its end; a line longer than a chunk is taken in pieces."""
     try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            data = file.read(_CHUNK)
+        # Opening must neither follow a link nor wait for a pipe's other end, whatever a trainer put there.
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
+            data = os.pread(file.fileno(), _CHUNK, offset)
     except FileNotFoundError:
+        return []
+    except OSError as error:
+        log.warning("%s cannot be read: %s", path.name, error.strerror)
         return []
     lines: list[tuple[bytes, int]] = []
     start = 0

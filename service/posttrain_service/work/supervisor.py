@@ -25,6 +25,7 @@ from posttrain_service.work.grace import grace_s
 from posttrain_service.work.hints import Hints
 from posttrain_service.work.ingest import Ingest
 from posttrain_service.work.leader import Leader
+from posttrain_service.work.redact import Redactor
 from posttrain_service.work.scheduler import make_plan
 from posttrain_service.work.tails import log_tail
 from posttrain_trainer.contract.rundir import RunDir
@@ -60,7 +61,8 @@ class Supervisor:
         self._clock = clock
         self._hints = hints
         self._leader = leader
-        self._ingest = Ingest(store)
+        self._redactor = Redactor(settings)
+        self._ingest = Ingest(store, self._redactor)
         self._unkillable_until: dict[str, float] = {}
         self._apply: dict[Act, Callable[[Job, Action, Lease], None]] = {
             Act.WAIT: self._wait,
@@ -156,13 +158,16 @@ class Supervisor:
 
     def _moved(self, job: Job, action: Action, lease: Lease, extra: dict[str, Any] | None = None) -> Job | None:
         assert action.to is not None
+        run_dir = self._run_dir(job)
+        changes = action.changes | (extra or {})
+        said = {key: self._redactor.value(changes[key], run_dir) for key in ("error", "warnings") if key in changes}
         return self._store.jobs.move(
             job.run_id,
             {job.state},
             action.to,
             via=action.via,
-            event=action.events,
-            changes=action.changes | (extra or {}),
+            event=[self._redactor.event(event, run_dir) for event in action.events],
+            changes=changes | said,
             expected_attempt=job.attempt,
             expected_version=job.version,
             fence=lease,

@@ -1,6 +1,7 @@
 """From a launch to an end: what the supervisor does with what it sees."""
 
 import json
+import os
 
 from posttrain_service.launch.backend import Liveness
 from posttrain_service.work.supervisor import UNKILLABLE_PAUSE_S
@@ -240,3 +241,25 @@ def test_a_job_that_has_run_its_time_is_stopped_so_that_it_saves(bench):
     bench.ends(job, 1, result={"status": "stopped", "want": "pause", "checkpoint": "step-000003"})
     bench.rounds()
     assert (bench.job(job).state, bench.job(job).reason) == ("failed", "max_duration")
+
+
+def test_server_paths_are_taken_out_of_what_the_trainer_says(bench):
+    job = bench.run()
+    folder, models = bench.run_dir(job).path, bench.runtime.settings.base_models_dir
+    write_events(bench, job, f"loading {models}/tiny", f"reading {folder}/data/train.jsonl")
+    bench.ends(job, 1, error={"code": "model_not_found", "message": f"{models}/tiny is broken", "rank": 0, "details": {"at": f"{folder}/x"}})
+    bench.rounds()
+    assert phases(bench, job) == ["loading models/tiny", "reading data/train.jsonl"]
+    failed = bench.job(job)
+    assert failed.error["message"] == "models/tiny is broken"
+    assert str(bench.runtime.settings.storage_dir) not in json.dumps([e.message for e in bench.jobs.events(job.job_uuid).data])
+
+
+def test_an_unreadable_events_file_does_not_keep_a_job_from_ending(bench):
+    job = bench.run()
+    paths = bench.run_dir(job).attempt(1)
+    paths.path.mkdir(parents=True)
+    os.mkfifo(paths.events)
+    bench.ends(job, result=DONE)
+    bench.rounds()
+    assert bench.job(job).state == "succeeded"
