@@ -150,6 +150,10 @@ class Client:
         """Text of one log; `query` as the logs route takes it, without follow."""
         return self._send("GET", f"{_job(job_uuid)}/logs", params=query).text
 
+    def log_piece(self, job_uuid: str, **query: Any) -> JSON:
+        """The same with where it stands in which log; `<attempt>:<next_offset>` is the cursor that goes on after it."""
+        return self._json("GET", f"{_job(job_uuid)}/logs", params=query, headers={"accept": "application/json"})
+
     def metrics(self, job_uuid: str, **query: Any) -> list[JSON]:
         """Metrics points by step."""
         found: list[JSON] = self._json("GET", f"{_job(job_uuid)}/metrics", params=query)["data"]

@@ -54,7 +54,7 @@ def file_response(request: Request, path: Path, *, filename: str) -> Response:
     span = _range(request, etag, found.st_size)
     if span is None:
         headers["content-length"] = str(found.st_size)
-        return _streaming(_pieces(fd, 0, found.st_size), 200, headers)
+        return _streaming(_Pieces(fd, 0, found.st_size), 200, headers)
     start, end = span
     if start >= end:
         os.close(fd)
@@ -65,7 +65,7 @@ def file_response(request: Request, path: Path, *, filename: str) -> Response:
             headers={"content-range": f"bytes */{found.st_size}"},
         )
     headers |= {"content-length": str(end - start), "content-range": f"bytes {start}-{end - 1}/{found.st_size}"}
-    return _streaming(_pieces(fd, start, end), 206, headers)
+    return _streaming(_Pieces(fd, start, end), 206, headers)
 
 
 def tar_response(members: Sequence[TarMember], *, filename: str, mtime: float) -> Response:
@@ -90,18 +90,33 @@ def _open(path: Path) -> int:
     return fd
 
 
-def _pieces(fd: int, start: int, end: int) -> Iterator[bytes]:
-    """Bytes `start` to `end` of an open file, which is closed at the end."""
-    try:
-        os.lseek(fd, start, os.SEEK_SET)
-        while start < end:
-            piece = os.read(fd, min(CHUNK_BYTES, end - start))
-            if not piece:
-                raise OSError("the file became shorter while it was sent")
-            start += len(piece)
-            yield piece
-    finally:
-        os.close(fd)
+class _Pieces:
+    """Bytes `start` to `end` of an open file. It is closed at the end, and also when nobody reads that far."""
+
+    def __init__(self, fd: int, start: int, end: int) -> None:
+        self._fd, self._at, self._end = fd, start, end
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        if self._at >= self._end:
+            self.close()
+            raise StopIteration
+        piece = os.pread(self._fd, min(CHUNK_BYTES, self._end - self._at), self._at)
+        if not piece:
+            raise OSError("the file became shorter while it was sent")
+        self._at += len(piece)
+        return piece
+
+    def close(self) -> None:
+        """Close the file; harmless a second time."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def _range(request: Request, etag: str, size: int) -> tuple[int, int] | None:
@@ -131,7 +146,7 @@ def _tar(members: Sequence[TarMember], mtime: float) -> Iterator[bytes]:
     for name, path, size in members:
         fd = _open(path)
         yield _header(name, size, mtime)
-        yield from _pieces(fd, 0, size)
+        yield from _Pieces(fd, 0, size)
         yield bytes(_padded(size) - size)
     yield _TRAILER
 

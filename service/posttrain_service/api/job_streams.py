@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from posttrain_service.api.answers import Answer
 from posttrain_service.api.deps import Use, only, wanted
 from posttrain_service.api.streams import cursor, sse_response, text_response
-from posttrain_service.errors import InvalidRequest
+from posttrain_service.errors import InvalidRequest, NotFound
 from posttrain_service.wire import shapes
 from posttrain_service.wire.metrics import point_json, points_csv
 from posttrain_service.wire.views import event_json, page_json
@@ -138,14 +138,26 @@ def _follow(
     services: Services, job_uuid: str, attempt: int | None, source: str | None, tail: int | None, offset: int | None
 ) -> Response:
     """Plain text from the start, from `offset`, or from `tail` lines before the end, going on from there."""
-    if tail is None and offset is None:
+    piece = None
+    if tail is not None or offset is not None:
+        limit = None if offset is None else _LOG_PIECE_BYTES
+        piece = _written(services, job_uuid, attempt=attempt, source=source, tail=tail, offset=offset, limit=limit)
+    if piece is None:
         return text_response((), services.streams.logs(job_uuid, attempt=attempt, source=source))
-    limit = None if offset is None else _LOG_PIECE_BYTES
-    piece = services.jobs.logs(job_uuid, attempt=attempt, source=source, tail=tail, offset=offset, limit=limit)
     later = services.streams.logs(
         job_uuid, after=f"{piece.attempt}:{piece.next_offset}", attempt=attempt, source=piece.source
     )
     return text_response((piece,), later)
+
+
+def _written(services: Services, job_uuid: str, **query: Any) -> LogText | None:
+    """What is in the log already; None when no attempt has begun, so that there is nothing to skip."""
+    try:
+        return services.jobs.logs(job_uuid, **query)
+    except NotFound:
+        if services.jobs.get(job_uuid).job.attempt == 0:
+            return None
+        raise
 
 
 def _whole(services: Services, job_uuid: str, piece: LogText) -> Iterator[bytes]:

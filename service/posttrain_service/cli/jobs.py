@@ -58,7 +58,7 @@ def submit(
         job = client.create_job(request)
         print(job["job_uuid"])
         if follow:
-            _follow(client, job["job_uuid"], None, None)
+            _follow(client, job["job_uuid"], {}, {})
 
 
 @app.command("list")
@@ -118,10 +118,12 @@ def logs(
 ) -> None:
     """Print a job's log."""
     with connected(server, api_key) as client:
+        asked: dict[str, Any] = {"source": source, "attempt": attempt}
+        asked = {name: value for name, value in asked.items() if value is not None}
+        last = {} if tail is None else {"tail": tail}
         if follow:
-            _follow(client, job_uuid, source, attempt)
-        asked = {"tail": tail, "source": source, "attempt": attempt}
-        _write(client.logs(job_uuid, **{name: value for name, value in asked.items() if value is not None}))
+            _follow(client, job_uuid, asked, last)
+        _write(client.logs(job_uuid, **asked, **last))
 
 
 @app.command()
@@ -190,11 +192,14 @@ def _newest(client: Client, job_uuid: str) -> str:
     return str(found[-1]["id"])
 
 
-def _follow(client: Client, job_uuid: str, source: str | None, attempt: int | None) -> None:
-    """Print the log as it is written; the exit code says how the job ended."""
-    asked: dict[str, Any] = {"source": source, "attempt": attempt}
-    query = {name: value for name, value in asked.items() if value is not None}
-    for event in client.stream(job_uuid, "logs", **query):
+def _follow(client: Client, job_uuid: str, asked: dict[str, Any], last: dict[str, int]) -> None:
+    """Print the log as it is written, from its last lines where told so; the exit code says how the job ended."""
+    after = None
+    if last and client.job(job_uuid)["attempt"]:
+        piece = client.log_piece(job_uuid, **asked, **last)
+        _write(piece["text"])
+        after, asked = f"{piece['attempt']}:{piece['next_offset']}", {**asked, "source": piece["source"]}
+    for event in client.stream(job_uuid, "logs", after=after, **asked):
         if event.event == "log":
             _write(event.data["text"])
         elif event.event == "end":

@@ -1,14 +1,17 @@
 """Checkpoints over HTTP: pages, one file in ranges, all of them as a tar; nothing outside ever leaves."""
 
 import asyncio
+import gc
 import io
 import os
 import tarfile
 import tracemalloc
+from pathlib import Path
 
 import pytest
+from starlette.requests import Request
 
-from posttrain_service.api.download import tar_response
+from posttrain_service.api.download import file_response, tar_response
 from posttrain_service.wire.shapes import Checkpoint, CheckpointList, Error
 
 LIST = "/post_training/jobs/j/checkpoints"
@@ -149,6 +152,15 @@ def test_the_archive_takes_constant_memory(tmp_path):
     tracemalloc.stop()
     assert size == int(response.headers["content-length"])
     assert peak < 4 * 1024 * 1024
+
+
+def test_an_answer_that_nobody_reads_leaves_no_open_file(content, tmp_path):
+    request = Request({"type": "http", "method": "GET", "headers": []})
+    before = len(list(Path("/dev/fd").iterdir()))
+    for _ in range(5):
+        file_response(request, tmp_path / "model/weights.safetensors", filename="x")
+    gc.collect()
+    assert len(list(Path("/dev/fd").iterdir())) == before
 
 
 def test_a_file_that_shrinks_breaks_the_transfer(tmp_path):

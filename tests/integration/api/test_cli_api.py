@@ -1,5 +1,6 @@
 """The command line against a server."""
 
+import dataclasses
 import json
 import tarfile
 
@@ -73,6 +74,16 @@ def test_following_says_how_it_ended(run, fake, job):
     run("jobs", "logs", "j", "-f")
     fake.services.streams.items = []
     assert "the server ended the stream" in run("jobs", "logs", "j", "-f", code=1).stderr
+
+
+def test_following_from_the_last_lines(run, fake, job):
+    fake.services.jobs.log = b"a\nb\n"
+    done = StreamItem("end", {"status": "succeeded", "reason": "completed"})
+    fake.services.streams.items = [StreamItem("log", {"text": "c\n", "source": "rank-0", "attempt": 1}, "1:6"), done]
+    assert run("jobs", "logs", "j", "-f", "--tail", "1").stdout == "c\n"  # no attempt has begun: nothing to skip
+    fake.services.jobs.jobs["j"] = dataclasses.replace(fake.services.jobs.jobs["j"], attempt=1)
+    assert run("jobs", "logs", "j", "-f", "--tail", "1").stdout == "b\nc\n"
+    assert fake.services.streams.asked[-1] == ("logs", {"after": "1:4", "attempt": None, "source": "rank-0"})
 
 
 def test_logs_and_metrics(run, fake, job):

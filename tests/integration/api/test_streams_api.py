@@ -7,6 +7,7 @@ import json
 import pytest
 
 from posttrain_service.client import parse_sse
+from posttrain_service.errors import NotFound
 from posttrain_service.wire.shapes import LogPiece, MetricsList
 from posttrain_service.work.services import StreamItem
 
@@ -110,12 +111,19 @@ def test_logs_as_text(http, fake, job):
     assert (piece["text"], piece["next_offset"], piece["sources"]) == ("line 0", 6, {"1": ["torchrun", "rank-0"]})
 
 
-def test_following_as_text(http, fake, streams):
+def test_following_as_text(http, fake, streams, monkeypatch):
     fake.services.jobs.log = b"a\nb\nc\n"
     streams.items = [StreamItem("log", {"text": "d\n", "source": "rank-0", "attempt": 1}, "1:8"), StreamItem("heartbeat"), END]
     assert http.get(f"{JOB}/logs", params={"follow": "true", "tail": 1}).text == "c\nd\n"
     assert streams.asked[-1] == ("logs", {"after": "1:6", "attempt": None, "source": "rank-0"})
     assert http.get(f"{JOB}/logs", params={"follow": "true"}).text == "d\n"
+    assert streams.asked[-1][1].get("after") is None
+
+    def none_yet(*args, **kwargs):
+        raise NotFound("no attempt has begun")
+
+    monkeypatch.setattr(fake.services.jobs, "logs", none_yet)
+    assert http.get(f"{JOB}/logs", params={"follow": "true", "tail": 5}).text == "d\n"
     assert streams.asked[-1][1].get("after") is None
 
 

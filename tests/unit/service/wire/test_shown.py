@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain_service.client import ServerEvent, parse_sse
@@ -28,6 +28,7 @@ json_values = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(json_values)
 def test_json_is_always_json(value):
     encoded = to_json(value).encode("utf-8")
