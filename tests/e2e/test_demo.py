@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from typer.testing import CliRunner
 
 from posttrain_service.cli import demo as demo_module
+from posttrain_service.cli import demo_server
 from posttrain_service.cli.main import app
 from posttrain_service.client import Client
 from posttrain_trainer.contract import proc
@@ -23,12 +22,10 @@ def storage(tmp_path: Path) -> Iterator[Path]:
     """The demo's folder; the service that the demo leaves running is ended afterwards."""
     folder = tmp_path / "demo storage"
     yield folder
-    record = folder / "demo-server.json"
-    if record.is_file():
-        server = psutil.Process(json.loads(record.read_text())["pid"])
-        assert "posttrain_service" in server.cmdline()
-        server.send_signal(signal.SIGTERM)
+    for server in demo_server.STARTED:
+        server.terminate()
         server.wait(timeout=30)
+    demo_server.STARTED.clear()
     for run in (folder / "jobs").glob("*"):
         proc.kill_marked(run.name)
 
@@ -53,7 +50,7 @@ def test_the_demo_runs_from_nothing_and_a_second_time_at_once(
     with Client(record["address"]) as client:
         [job] = client.jobs()
         assert (job["status"], job["metadata"].keys()) == ("succeeded", {"demo"})
-        assert (storage / "demo" / job["job_uuid"] / "step-000002" / "model" / "adapter_config.json").is_file()
+        assert (storage / "demo" / f"{job['job_uuid']}-step-000002" / "model" / "adapter_config.json").is_file()
         second = CliRunner().invoke(app, arguments)
         assert second.exit_code == 0, second.output
         assert "of an earlier run" in second.output

@@ -23,11 +23,11 @@ def fetch(client: Client, job_uuid: str, folder: Path) -> Path:
         raise DemoError(f"job {job_uuid} succeeded but has no checkpoint; see its log")
     newest = max(checkpoints, key=lambda checkpoint: int(checkpoint["step"]))
     files = [file for file in newest["files"] if file["path"].startswith("model/")]
-    target = folder.resolve() / job_uuid / str(newest["id"])
+    target = folder.resolve() / f"{job_uuid}-{newest['id']}"  # as the archive itself calls it
     if not _complete(target, files):
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
-        archive = client.download_checkpoint(job_uuid, str(newest["id"]), target / "checkpoint.tar")
+        archive = client.download_checkpoint(job_uuid, str(newest["id"]), target.with_suffix(".tar"))
         _unpack(archive, target)
         archive.unlink()
         if not _complete(target, files):
@@ -39,7 +39,7 @@ def _unpack(archive: Path, target: Path) -> None:
     """Only plain files, and only into `target`: an archive is somebody else's word."""
     with tarfile.open(archive) as tar:
         for member in tar:
-            path = (target / member.name).resolve()
+            path = (target.parent / member.name).resolve()
             source = tar.extractfile(member) if member.isfile() and path.is_relative_to(target) else None
             if source is None:
                 raise DemoError(f"the checkpoint's archive holds {member.name!r}, which is not a file inside it")

@@ -18,6 +18,8 @@ from posttrain_service.client import ApiError, Client, ServerGone
 from posttrain_service.settings import Settings
 
 START_TIMEOUT_S = 60.0
+STARTED: list[subprocess.Popen[bytes]] = []
+"""Services that this process started. They are meant to outlive it, so nothing here ends or waits for them."""
 
 
 def candidates(settings: Settings, server: str | None) -> Iterator[str]:
@@ -71,6 +73,7 @@ def start(console: Console, settings: Settings) -> str:
             start_new_session=True,
         )
         _wait(process, address, log)
+    STARTED.append(process)
     record = settings.storage_dir / "demo-server.json"
     record.write_text(json.dumps({"address": address, "pid": process.pid}), encoding="utf-8")
     return address

@@ -23,17 +23,19 @@ from posttrain_service.client import Client
 from posttrain_service.settings import Settings
 
 WEIGHTS = b"weights" * 1000
+FOLDER = "j-step-000100"
 
 
 def archive(names: dict[str, bytes], link: str | None = None) -> bytes:
+    """A checkpoint's tar: all names below the folder that the service puts there."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for name, content in names.items():
-            member = tarfile.TarInfo(name)
+            member = tarfile.TarInfo(f"{FOLDER}/{name}" if not name.startswith("/") else name)
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
         if link is not None:
-            member = tarfile.TarInfo("model/link")
+            member = tarfile.TarInfo(f"{FOLDER}/model/link")
             member.type, member.linkname = tarfile.SYMTYPE, link
             tar.addfile(member)
     return out.getvalue()
@@ -72,13 +74,13 @@ def test_the_newest_checkpoint_is_fetched_once(tmp_path: Path) -> None:
     for _ in range(2):
         folder = fetch(client(api), "j", tmp_path)
         assert (folder / "adapter.safetensors").read_bytes() == WEIGHTS
-    assert folder == tmp_path / "j" / "step-000100" / "model"
+    assert folder == tmp_path / FOLDER / "model"
     assert [path for path in api.asked if path.endswith("/archive")] == ["/post_training/jobs/j/checkpoints/step-000100/archive"]
     assert not list(tmp_path.rglob("*.tar"))
 
 
 def test_a_checkpoint_that_arrives_damaged_is_refused(tmp_path: Path) -> None:
-    api = checkpoints_and(archive({"model/adapter.safetensors": b"other"}), 5)
+    api = checkpoints_and(archive({"model/adapter.safetensors": b"other"}), 100)
     with pytest.raises(DemoError, match="damaged"):
         fetch(client(api), "j", tmp_path)
 
@@ -89,7 +91,7 @@ def test_a_checkpoint_that_arrives_damaged_is_refused(tmp_path: Path) -> None:
 def test_an_archive_that_leads_out_is_refused(tmp_path: Path, tar: bytes) -> None:
     folder = tmp_path / "a" / "b"
     with pytest.raises(DemoError, match="not a file inside"):
-        fetch(client(checkpoints_and(tar, 5)), "j", folder)
+        fetch(client(checkpoints_and(tar, 100)), "j", folder)
     assert not (tmp_path / "outside").exists()
     assert not (tmp_path / "a" / "outside").exists()
 
