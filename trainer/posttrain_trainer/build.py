@@ -142,22 +142,10 @@ class _Run:
         self.heart.beat("data")
         self.events.tell("phase", f"preparing {args.data_path}", phase="data")
         max_seq_len, max_batch_len = sequence_limits(args, model.max_positions)
-        assert args.data_output_dir is not None  # resolved() fills it in
-
-        def prepare(path: str) -> Dataset:
-            cache_dir = Path(str(args.data_output_dir))
-            return _main_first(
-                world,
-                lambda: prepare_dataset(
-                    path, tokenizer=model.tokenizer, args=args, max_seq_len=max_seq_len, cache_dir=cache_dir,
-                    progress=lambda _: self.heart.beat("data"),
-                ),
-            )  # fmt: skip
-
-        training, held_out = prepare(args.data_path), None
+        training, held_out = self._prepared(args.data_path, model, max_seq_len), None
         report = training
         if args.validation_data_path is not None:
-            held_out = prepare(args.validation_data_path)
+            held_out = self._prepared(args.validation_data_path, model, max_seq_len)
         elif args.validation_split is not None:
             training, held_out = training.split(args.validation_split, args.random_seed)
         self.events.tell("data", f"{len(training)} samples to train on", **report.report)
@@ -189,6 +177,18 @@ class _Run:
                 max_batches=args.max_validation_steps,
             )
         return report, loader, validation
+
+    def _prepared(self, path: str, model: LoadedModel, max_seq_len: int) -> Dataset:
+        assert self.args.data_output_dir is not None  # resolved() fills it in
+        cache_dir = Path(self.args.data_output_dir)
+
+        def prepare() -> Dataset:
+            return prepare_dataset(
+                path, tokenizer=model.tokenizer, args=self.args, max_seq_len=max_seq_len, cache_dir=cache_dir,
+                progress=lambda _: self.heart.beat("data"),
+            )  # fmt: skip
+
+        return _main_first(self.world, prepare)
 
     def _checkpoints(self, model: LoadedModel) -> Checkpoints:
         optimizer = build_optimizer(self.args, model.module)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
+import psutil
 import pytest
 
 from posttrain_trainer.contract.errors import DiskFull, InvalidData
@@ -244,3 +247,39 @@ def test_real_conversations(real_data, run):
     dataset = run(b"\n".join(data), template="llama3", max_seq_len=4096)
     assert len(dataset) == 100
     assert (dataset.supervised > 5).all()
+
+
+PREPARING = """
+import sys
+from pathlib import Path
+from transformers import AutoTokenizer
+from posttrain_trainer.contract.spec import FullTrainingArguments
+from posttrain_trainer.data import prepare
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    prepare._processes = lambda path: 2
+    args = FullTrainingArguments(model_path="m", data_path=str(folder / "rows.jsonl"), ckpt_output_dir=str(folder))
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    done = lambda rows: (print(rows, flush=True), sys.stdin.readline())
+    prepare.prepare_dataset(folder / "rows.jsonl", tokenizer=tokenizer, args=args, max_seq_len=512, cache_dir=folder / "cache", progress=done)
+"""
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_killed_parent(tmp_path, make_tokenizer):
+    """Spawns a preparation and kills it with -9: only the kernel can show that its processes go, too."""
+    make_tokenizer("chatml").save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS * 100))
+    (tmp_path / "preparing.py").write_text(PREPARING)
+    parent = subprocess.Popen([sys.executable, tmp_path / "preparing.py", tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert parent.stdout.readline() == b"256\n", "it works, and waits for a line that never comes"
+        workers = psutil.Process(parent.pid).children(recursive=True)
+        assert len(workers) >= 2
+    finally:
+        parent.kill()
+        parent.communicate()
+    gone, alive = psutil.wait_procs(workers, timeout=10)
+    assert alive == []
+    assert len(gone) == len(workers)
