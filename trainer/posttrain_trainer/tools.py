@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from posttrain_trainer import logs
-from posttrain_trainer.contract.errors import InvalidArguments, ModelNotFound
+from posttrain_trainer.contract.errors import InvalidArguments
 from posttrain_trainer.contract.spec import FullTrainingArguments
 from posttrain_trainer.data.loader import StepLoader
 from posttrain_trainer.data.prepare import Dataset, prepare_dataset
@@ -22,7 +22,7 @@ from posttrain_trainer.device import Device
 from posttrain_trainer.models.convert import convert_model
 from posttrain_trainer.models.estimate import estimate_memory, measure_model
 from posttrain_trainer.models.load import load_config, load_tokenizer, max_positions, sequence_limits
-from posttrain_trainer.models.source import ModelSource, find_model, loading
+from posttrain_trainer.models.source import ModelSource, find_model, loading, read_tokenizer
 from posttrain_trainer.models.templates import resolve_template
 
 M = TypeVar("M", bound=BaseModel)
@@ -206,19 +206,16 @@ def _answer(model: Any, tokenizer: Any, prompt: str | list[dict[str, Any]], sett
 
 
 def _with_adapter(model: Any, folder: Path) -> Any:
-    if not (folder / "adapter_model.safetensors").is_file() or not (folder / "adapter_config.json").is_file():
-        raise ModelNotFound(f"{folder} holds no adapter (adapter_config.json and adapter_model.safetensors)")
     # Imported here: peft takes seconds.
-    from peft import PeftModel
+    from posttrain_trainer.models.lora import load_adapter
 
-    return PeftModel.from_pretrained(model, str(folder.resolve()), local_files_only=True)
+    return load_adapter(model, folder)
 
 
 def _tokenizer(source: ModelSource, adapter: Path | None, chat_template: str | None) -> Any:
     if adapter is not None and (adapter / "tokenizer_config.json").is_file():
         source = ModelSource(str(adapter.resolve()), local=True)
-    with loading(source):
-        tokenizer = AutoTokenizer.from_pretrained(source.name, **source.options())
+    tokenizer = read_tokenizer(source)
     if chat_template is not None:
         tokenizer.chat_template = resolve_template(chat_template)
     if not tokenizer.chat_template:

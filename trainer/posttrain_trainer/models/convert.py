@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers import AutoModelForCausalLM, GgufConfig
 
 from posttrain_trainer.contract.errors import InvalidArguments, ModelNotFound
-from posttrain_trainer.models.source import ModelSource, find_model, loading
+from posttrain_trainer.models.source import ModelSource, find_model, loading, read_tokenizer
 
 
 def convert_model(source: Path, target: Path, *, check: Callable[[Path], None] | None = None) -> int:
@@ -38,7 +37,7 @@ def convert_model(source: Path, target: Path, *, check: Callable[[Path], None] |
         _complete_generation(model, tokenizer)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        _state_special_tokens(folder, tokenizer)
+        _check_tokenizer(folder, tokenizer)
         del model
         if check is not None:
             check(folder)
@@ -69,7 +68,7 @@ def _read_gguf(path: Path) -> tuple[Any, Any]:
         model = loader.from_pretrained(
             source.name, gguf_file=path.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32, **source.options()
         )
-        tokenizer = AutoTokenizer.from_pretrained(source.name, gguf_file=path.name, **source.options())
+    tokenizer = read_tokenizer(source, gguf_file=path.name)
     for config in (model.config, model.generation_config):
         if hasattr(config, "quantization_config"):
             del config.quantization_config
@@ -83,7 +82,7 @@ def _read_folder(path: Path) -> tuple[Any, Any]:
         model, info = loader.from_pretrained(
             source.name, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **source.options()
         )
-        tokenizer = AutoTokenizer.from_pretrained(source.name, **source.options())
+    tokenizer = read_tokenizer(source)
     if missing := sorted(info["missing_keys"]):
         raise ModelNotFound(f"the files of {path} lack {len(missing)} weights, e.g. {missing[0]}; fetch the model again")
     return model, tokenizer
@@ -97,13 +96,12 @@ def _complete_generation(model: Any, tokenizer: Any) -> None:
             setattr(config, name, getattr(tokenizer, name))
 
 
-def _state_special_tokens(folder: Path, tokenizer: Any) -> None:
+def _check_tokenizer(folder: Path, tokenizer: Any) -> None:
     """Check that the saved tokenizer says the same as the one that was read: template and special tokens."""
-    again = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+    again = read_tokenizer(ModelSource(str(folder), local=True))
     for name in ("chat_template", "eos_token", "pad_token", "bos_token"):
         if getattr(again, name) != getattr(tokenizer, name):
             raise InvalidArguments(f"{name} of the tokenizer does not survive saving: {getattr(tokenizer, name)!r} became {getattr(again, name)!r}")
-    json.loads((folder / "config.json").read_text(encoding="utf-8"))
 
 
 @contextmanager

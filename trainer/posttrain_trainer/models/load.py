@@ -80,8 +80,9 @@ def load_model(args: FullTrainingArguments, device: Device, world: World, *, tok
     causal = model
     trained = model if args.lora is None else _adapted(model, args.lora, args.random_seed)
     autocast = dtype if args.master_weights and not device.can_shard and dtype != torch.float32 else None
-    module = TrainModule(trained, autocast=autocast)
+    module = TrainModule(trained)
     check_documents(module)
+    module.autocast = autocast
     blocks = find_blocks(causal, list(causal._no_split_modules or []))
     if args.activation_checkpointing:
         memory.checkpoint_activations(blocks)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel
 
-from posttrain_trainer.contract.errors import InvalidArguments
+from posttrain_trainer.contract.errors import InvalidArguments, ModelNotFound
 from posttrain_trainer.contract.spec import LoraArguments
 
 
@@ -36,9 +39,7 @@ def add_lora(model: PreTrainedModel, args: LoraArguments, *, seed: int) -> PeftM
         use_rslora=args.use_rslora,
         bias="none",
     )
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        # peft announces a change of a default that is not used here.
-        warnings.simplefilter("ignore", FutureWarning)
+    with torch.random.fork_rng(devices=[]), _old_names():
         torch.manual_seed(seed)
         try:
             return get_peft_model(model, config)
@@ -46,10 +47,24 @@ def add_lora(model: PreTrainedModel, args: LoraArguments, *, seed: int) -> PeftM
             raise InvalidArguments(f"lora.target_modules {targets!r} cannot carry an adapter: {error}") from error
 
 
-def merged(model: PeftModel) -> PreTrainedModel:
-    """The model with its adapters folded into its weights; `model` itself must not be used afterwards."""
-    base: Any = model.merge_and_unload()
-    return base
+def load_adapter(model: Any, folder: Path) -> PeftModel:
+    """Put a saved adapter onto its model, in place, for inference.
+
+    Raises:
+        ModelNotFound: No adapter there (one of pickled weights is not read).
+    """
+    if not all((folder / name).is_file() for name in ("adapter_config.json", "adapter_model.safetensors")):
+        raise ModelNotFound(f"{folder} holds no adapter (adapter_config.json and adapter_model.safetensors)")
+    with _old_names():
+        return PeftModel.from_pretrained(model, str(folder.resolve()), local_files_only=True)
+
+
+@contextmanager
+def _old_names() -> Iterator[None]:
+    """Hide that peft reads an attribute of transformers models by its old name: no concern of whoever trains."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
+        yield
 
 
 def _check_targets(model: PreTrainedModel, targets: tuple[str, ...]) -> None:
@@ -59,3 +74,9 @@ def _check_targets(model: PreTrainedModel, targets: tuple[str, ...]) -> None:
     if unknown:
         linear = sorted({n.rsplit(".", 1)[-1] for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)})
         raise InvalidArguments(f"lora.target_modules {unknown} name no layer of this model; it has {', '.join(linear)}")
+    if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
+        return
+    shared = {id(model.get_output_embeddings()), id(model.get_input_embeddings())}
+    tied = [n for n, m in model.named_modules() if id(m) in shared and any(n == t or n.endswith(f".{t}") for t in targets)]
+    if tied:
+        raise InvalidArguments(f"lora.target_modules names {tied}, whose weight is tied to the embedding and cannot be adapted alone; leave it out")

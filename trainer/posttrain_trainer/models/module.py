@@ -34,10 +34,12 @@ IGNORE = -100
 class TrainModule(nn.Module):
     """Wraps a causal language model of transformers, or a peft model around one, as `model`."""
 
-    def __init__(self, model: PreTrainedModel | PeftModel, *, autocast: torch.dtype | None = None) -> None:
+    autocast: torch.dtype | None = None
+    """Precision of the computation where FSDP does not set it; None = that of the parameters."""
+
+    def __init__(self, model: PreTrainedModel | PeftModel) -> None:
         super().__init__()
         self.model = model
-        self.autocast = autocast
         self.transform = logit_transform(self.causal.config)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
+from transformers import AutoTokenizer
 
 from posttrain_trainer.contract.errors import InvalidArguments, ModelNotFound
 
@@ -53,6 +55,20 @@ def find_model(model_path: str) -> ModelSource:
     return ModelSource(model_path, local=False)
 
 
+def read_tokenizer(source: ModelSource, **options: Any) -> Any:
+    """The tokenizer as it is in the source.
+
+    Raises:
+        ModelNotFound: None there.
+    """
+    with loading(source):
+        tokenizer = AutoTokenizer.from_pretrained(source.name, **source.options(), **options)
+    # Otherwise a copy would carry how this one was loaded.
+    for name in ("local_files_only", "is_local"):
+        tokenizer.init_kwargs.pop(name, None)
+    return tokenizer
+
+
 @contextmanager
 def loading(source: ModelSource) -> Iterator[None]:
     """Turn the loader's errors into ours, naming the model."""
@@ -61,6 +77,8 @@ def loading(source: ModelSource) -> Iterator[None]:
     except SafetensorError as error:
         raise ModelNotFound(f"the weights of {source.name} are damaged or cut short: {error}") from error
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
+            raise
         hint = "" if source.local else "; it is no folder here, and the Hugging Face hub did not give it"
         raise ModelNotFound(f"model {source.name} cannot be loaded{hint}: {error}") from error
     except (ValueError, KeyError) as error:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from posttrain_trainer.contract.errors import InvalidArguments
 from posttrain_trainer.contract.spec import FullTrainingArguments
-from posttrain_trainer.models.source import find_model, loading
+from posttrain_trainer.models.source import find_model, read_tokenizer
 from posttrain_trainer.models.templates import SHIPPED, resolve_template
 
 
@@ -21,9 +19,7 @@ def load_tokenizer(args: FullTrainingArguments) -> Any:
         ModelNotFound: No tokenizer there.
         InvalidArguments: Neither model nor arguments have a chat template, or there is no end token.
     """
-    source = find_model(args.model_path)
-    with loading(source):
-        tokenizer = AutoTokenizer.from_pretrained(source.name, **source.options())
+    tokenizer = read_tokenizer(find_model(args.model_path))
     if args.chat_template is not None:
         tokenizer.chat_template = resolve_template(args.chat_template)
     if not tokenizer.chat_template:
