@@ -58,6 +58,7 @@ class Scheduler:
         self._hints = hints
         self._leader = leader
         self._slots = tuple(slots)
+        self._was_low = False  # so that the log says it once, not every second
 
     def round(self) -> None:
         """Launch everything that can be launched now."""
@@ -122,10 +123,11 @@ class Scheduler:
 
     def _is_disk_low(self) -> bool:
         free = shutil.disk_usage(self._settings.storage_dir).free
-        if free >= self._settings.disk_reserve_bytes:
-            return False
-        log.warning("nothing is launched: %d bytes are free, below the reserve", free)
-        return True
+        is_low = free < self._settings.disk_reserve_bytes
+        if is_low and not self._was_low:
+            log.warning("nothing is launched while only %d bytes are free, which is below the reserve", free)
+        self._was_low = is_low
+        return is_low
 
 
 def make_plan(backend: LaunchBackend, settings: Settings, job: Job, attempt: int, devices: Sequence[str]) -> Plan:

@@ -1,6 +1,7 @@
 """From the queue to a launch."""
 
 import shutil
+from types import SimpleNamespace
 
 from posttrain_service.launch.backend import Liveness, Seen
 
@@ -58,12 +59,15 @@ def test_a_launch_that_was_lost_with_its_server_is_done_again(bench):
     assert bench.job(job).state == "running"
 
 
-def test_nothing_is_launched_while_the_disk_is_below_the_reserve(make_bench, monkeypatch, caplog):
-    bench = make_bench()
+def test_nothing_is_launched_while_the_disk_is_below_the_reserve(bench, monkeypatch, caplog):
     job = bench.submit()
-    monkeypatch.setattr("posttrain_service.work.scheduler.Scheduler._is_disk_low", lambda self: True)
-    bench.rounds()
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=-1))
+        bench.rounds(3)
     assert bench.job(job).state == "queued"
+    assert caplog.text.count("nothing is launched") == 1
+    bench.rounds()
+    assert bench.job(job).state == "launching"
 
 
 def test_only_the_leader_acts_and_a_dead_leader_is_succeeded_at_once(make_bench):
