@@ -1,0 +1,101 @@
+"""Streams: heartbeats, cursors, and the choice of the log."""
+
+import asyncio
+
+import pytest
+
+from posttrain_service.errors import InvalidRequest, NotFound, Unavailable
+from posttrain_service.work.streams import HEARTBEAT_S, POLL_S, Streams, cursor, event_cursor, named
+
+
+async def no_wait(seconds):
+    await asyncio.sleep(0)
+
+
+def streams(bench, sleep=no_wait):
+    return Streams(bench.runtime.settings, bench.runtime.store, sleep=sleep)
+
+
+@pytest.mark.parametrize("kind", ["events", "logs", "metrics"])
+def test_a_silent_stream_beats(bench, kind):
+    job = bench.run()
+    slept = []
+
+    async def sleep(seconds):
+        slept.append(seconds)
+
+    async def first_beat():
+        async for item in getattr(streams(bench, sleep), kind)(job.job_uuid):
+            if item.event == "heartbeat":
+                return item
+
+    beat = asyncio.run(first_beat())
+    assert (beat.id, beat.data) == (None, {})
+    assert HEARTBEAT_S - POLL_S <= sum(slept) <= HEARTBEAT_S + POLL_S
+
+
+@pytest.mark.parametrize("kind", ["events", "logs", "metrics"])
+def test_a_job_that_was_never_launched_ends_its_streams(bench, kind):
+    job = bench.submit()
+    bench.jobs.cancel(job.job_uuid)
+
+    async def collect():
+        return [item async for item in getattr(streams(bench), kind)(job.job_uuid)]
+
+    items = asyncio.run(collect())
+    assert (items[-1].event, items[-1].data) == ("end", {"status": "cancelled", "reason": "cancelled"})
+    assert {item.event for item in items[:-1]} <= {"event"}
+
+
+@pytest.mark.parametrize("kind", ["events", "logs", "metrics"])
+def test_unknown_jobs_and_bad_cursors_are_refused_before_anything_is_sent(bench, kind):
+    job = bench.submit()
+    open_stream = getattr(streams(bench), kind)
+    with pytest.raises(NotFound):
+        open_stream("nope")
+    with pytest.raises(InvalidRequest):
+        open_stream(job.job_uuid, after="x")
+
+
+def test_a_closed_service_opens_no_stream(bench):
+    job = bench.submit()
+    closed = streams(bench)
+    closed.close()
+    with pytest.raises(Unavailable):
+        closed.events(job.job_uuid)
+
+
+def test_logs_begin_with_the_first_rank_and_fall_back_to_the_launcher(bench):
+    job = bench.run()
+    paths = bench.run_dir(job).attempt(1)
+    paths.logs.mkdir(parents=True)
+    paths.torchrun_log.write_text("no rank came up\n")
+    bench.ends(job, 1)
+    bench.rounds()
+
+    async def collect():
+        return [item async for item in streams(bench).logs(job.job_uuid)]
+
+    log, end = asyncio.run(collect())
+    assert log.data == {"text": "no rank came up\n", "source": "torchrun", "attempt": 1}
+    assert (log.id, end.data["status"]) == ("1:16", "failed")
+
+
+@pytest.mark.parametrize("text", ["1", "0:5", "1:-5", "a:b", "1:2:3", "1: 2"])
+def test_cursors_that_are_none(text):
+    with pytest.raises(InvalidRequest):
+        cursor(text)
+
+
+def test_cursors():
+    assert [cursor(text) for text in (None, "", "2:17")] == [(1, 0), (1, 0), (2, 17)]
+    assert [event_cursor(text) for text in (None, "", "7")] == [None, None, 7]
+    with pytest.raises(InvalidRequest):
+        event_cursor("1:2")
+
+
+def test_named_points():
+    point = {"step": 1, "attempt": 1, "loss": 2.0, "grad_norm": 1.0}
+    assert named(point, ["loss"]) == {"step": 1, "attempt": 1, "loss": 2.0}
+    assert named(point, ["accuracy"]) is None
+    assert named(point, None) == point
