@@ -70,7 +70,9 @@ def show_json(value: Any) -> None:
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A table on standard output; cells are plain text, never markup."""
-    table = Table(*columns, box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, show_header=any(columns))
+    for name in columns:
+        table.add_column(name, overflow="fold")  # an id that is cut is of no use
     for row in rows:
         table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 10_000).print(table)

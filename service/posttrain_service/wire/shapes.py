@@ -120,9 +120,9 @@ class Checkpoint(Shape):
     created_at: str
     """When it was complete."""
     size_bytes: int
-    """Size of all files."""
+    """Size on the server, optimizer state included."""
     files: list[CheckpointFile]
-    """Its files."""
+    """Files that can be downloaded."""
     metrics: dict[str, float | None]
     """Newest metrics at that step."""
     kind: Literal["full", "adapter"]

@@ -125,8 +125,14 @@ def job_json(view: JobSeen) -> dict[str, Any]:
 
 
 def checkpoint_json(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """The Checkpoint object of the native API."""
-    cleaned: dict[str, Any] = finite({**checkpoint, "created_at": iso(checkpoint["created_at"])})
+    """The Checkpoint object of the native API: of the files those that can be downloaded, which excludes `state/`."""
+    files = [
+        {name: file[name] for name in ("path", "size_bytes", "sha256")}
+        for file in checkpoint["files"]
+        if not file["path"].startswith("state/")
+    ]
+    shown = {**checkpoint, "created_at": iso(checkpoint["created_at"]), "files": files}
+    cleaned: dict[str, Any] = finite(shown)
     return cleaned
 
 

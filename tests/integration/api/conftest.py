@@ -145,7 +145,7 @@ class FakeJobs:
 
     def checkpoint_files(self, job_uuid, checkpoint_id):
         found = self.checkpoint(job_uuid, checkpoint_id)
-        return [(f["path"], self.folder / f["path"], f["size_bytes"]) for f in found["files"]]
+        return [(f["path"], self.folder / f["path"], f["size_bytes"]) for f in found["files"] if not f["path"].startswith("state/")]
 
     def checkpoint_file(self, job_uuid, checkpoint_id, path):
         for name, file, size in self.checkpoint_files(job_uuid, checkpoint_id):

@@ -21,7 +21,7 @@ FILE = f"{LIST}/step-000010/files/model/weights.safetensors"
 def checkpoint(step, files=()):
     return {
         "id": f"step-{step:06d}", "step": step, "epoch": 1.0, "created_at": 1.7e9, "size_bytes": sum(s for _, s in files),
-        "files": [{"path": path, "size_bytes": size, "sha256": "0" * 64} for path, size in files],
+        "files": [{"v": 1, "path": path, "size_bytes": size, "sha256": "0" * 64} for path, size in files],
         "metrics": {"loss": 1.0}, "kind": "full", "best": False,
     }  # fmt: skip
 
@@ -34,6 +34,7 @@ def content(fake, job, tmp_path):
     (tmp_path / "model/ünïcode name.txt").write_bytes(b"x" * 1000)
     files = (("model/weights.safetensors", len(data)), ("model/ünïcode name.txt", 1000))
     fake.services.jobs.found = [checkpoint(2), checkpoint(10, files), checkpoint(100)]
+    fake.services.jobs.found[1]["files"] += ({"v": 1, "path": "state/x", "size_bytes": 9, "sha256": ""},)
     return data
 
 
@@ -50,7 +51,9 @@ def test_pages_in_numeric_order(http, content):
     # A checkpoint that was pruned between two pages still says where to go on.
     assert http.get(LIST, params={"after": "step-000050"}).json()["data"][0]["step"] == 100
     assert http.get(LIST, params={"after": "x"}).status_code == 422
-    Checkpoint.model_validate(http.get(f"{LIST}/step-000002").json())
+    shown = http.get(f"{LIST}/step-000010").json()
+    Checkpoint.model_validate(shown)
+    assert [file["path"] for file in shown["files"]] == ["model/weights.safetensors", "model/ünïcode name.txt"]
     assert http.delete(f"{LIST}/step-000002").status_code == 204
     assert http.get(f"{LIST}/step-000002").status_code == 404
 

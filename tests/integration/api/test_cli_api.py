@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from posttrain_service.cli.main import app
+from posttrain_service.wire.jobs import JobRequest
 from posttrain_service.work.services import StreamItem
 
 END = StreamItem("end", {"status": "failed", "reason": "lost"})
@@ -41,6 +42,9 @@ def test_submit_show_list_and_verbs(run, fake, request_file):
     assert "queued" in shown
     assert json.loads(run("jobs", "show", "j", "--json").stdout)["job_uuid"] == "j"
     assert "my job" in run("jobs", "list", "--status", "queued").stdout
+    long = {"model": "m" * 200, "dataset": "f", "job_uuid": "u" * 128}
+    fake.services.jobs.create(JobRequest(**long))
+    assert "u" * 128 in run("jobs", "list").stdout
     assert json.loads(run("jobs", "list", "--json", "--status", "failed").stdout) == []
     for verb, status in (("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled"), ("retry", "queued"), ("cancel", "cancelled")):
         assert run("jobs", verb, "j").stdout == f"{status}\n"
