@@ -147,7 +147,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 90.0) -> None:
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 240.0) -> None:
     """Look again and again until the condition holds: other processes can only be looked at."""
     deadline = time.monotonic() + timeout_s
     while not condition():

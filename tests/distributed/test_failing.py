@@ -13,7 +13,7 @@ from posttrain_trainer.contract.rundir import ENV_RUN_ID, RunDir, read_json
 
 from .conftest import alive, steps_done, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # minutes only where others use the machine as well
 
 
 def test_a_model_that_is_not_there(lab, tmp_path):

@@ -10,7 +10,7 @@ from posttrain_trainer.contract.rundir import RunDir, read_json, write_json
 
 from .conftest import alive, copy_run, events, losses, phase, points, steps_done, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # minutes only where others use the machine as well
 
 
 def weights(run_dir: RunDir, name: str = "step-000010") -> bytes:

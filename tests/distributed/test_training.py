@@ -12,7 +12,7 @@ from posttrain_trainer.contract.rundir import RunDir
 
 from .conftest import STEPS_PER_EPOCH, events, losses, points
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # minutes only where others use the machine as well
 
 TOLERANCE = 1e-4
 
