@@ -17,7 +17,7 @@ from pydantic import Field, FiniteFloat, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 ENV_PREFIX = "POSTTRAIN_"
-_NOT_OURS = frozenset({"SERVER", "API_KEY", "JOB_UUID", "ATTEMPT"})  # the client's, and the markers of a job's processes
+_NOT_OURS = frozenset({"SERVER", "API_KEY", "JOB_UUID", "ATTEMPT", "LAUNCHER_LOCK"})  # the client's, and the markers of a job's processes
 
 Seconds = Annotated[FiniteFloat, Field(gt=0, le=10 * 365 * 86400)]
 Bytes = Annotated[int, Field(ge=0, le=2**60)]
@@ -58,6 +58,8 @@ class Settings(BaseSettings):
     """Ranks that may train at the same time on a host without accelerators; the cores are divided among them."""
     queue_ttl_s: Seconds = 7 * 86400.0
     """A job that waited longer in the queue fails with reason queue_timeout."""
+    preemption: bool = False
+    """A queued job that finds no free devices has running jobs of lower priority paused; they go on after it by themselves."""
     launch_timeout_s: Seconds = 60.0
     """A launch that isn't confirmed by then has failed."""
     stop_grace_s: Seconds = 30.0

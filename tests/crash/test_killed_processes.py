@@ -94,10 +94,19 @@ def test_a_stopped_shim_does_not_outlive_its_sweep(run: Any) -> None:
     start(run)
     assert proc.send(run.shim(), signal.SIGSTOP)
     assert run.look().liveness is Liveness.ALIVE
-    run.backend.stop(run.run_dir, 1, "cancel")
     assert run.backend.sweep(run.run_dir, 1) == 4
     assert run.alive() == []
     assert run.look().liveness is Liveness.DEAD
+
+
+def test_what_was_stopped_by_a_signal_obeys_a_stop_request(run: Any) -> None:
+    start(run)
+    for identity in run.alive():
+        assert proc.send(identity, signal.SIGSTOP)
+    run.backend.stop(run.run_dir, 1, "cancel", grace_s=0.2)
+    end = run.exit()
+    assert (end["reason"], end["stop_want"], end["unkillable"]) == ("stopped", "cancel", 0)  # the ranks ignore SIGTERM
+    assert run.alive() == []
 
 
 @pytest.mark.parametrize("how", ["kill -9", "hang up"])

@@ -25,11 +25,16 @@ from posttrain_trainer.contract.errors import InvalidArguments, LaunchFailed, Lo
 from posttrain_trainer.contract.events import RunResult
 from posttrain_trainer.contract.locks import Lock, LockHeld, hold, is_held
 from posttrain_trainer.contract.proc import kill_marked
-from posttrain_trainer.contract.rundir import ENV_ATTEMPT, ENV_RUN_ID, AttemptDir, RunDir, read_json, write_json
+from posttrain_trainer.contract.rundir import (
+    ENV_ATTEMPT,
+    ENV_LAUNCHER_LOCK,
+    ENV_RUN_ID,
+    AttemptDir,
+    RunDir,
+    read_json,
+    write_json,
+)
 from posttrain_trainer.contract.spec import AttemptArguments, FullTrainingArguments, TorchrunArguments
-
-ENV_LAUNCHER_LOCK = "POSTTRAIN_LAUNCHER_LOCK"
-"""Lock file that the launcher holds; ranks that find nobody holding it end themselves."""
 
 _JOIN_WAIT_S = 120.0
 _AFTER_GRACE_S = 15.0

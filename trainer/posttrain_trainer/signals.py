@@ -22,8 +22,7 @@ from pathlib import Path
 from posttrain_trainer.contract.events import StopWant
 from posttrain_trainer.contract.locks import is_held
 from posttrain_trainer.contract.proc import kill_marked
-from posttrain_trainer.contract.rundir import ENV_ATTEMPT, ENV_RUN_ID, AttemptDir, read_json
-from posttrain_trainer.launcher import ENV_LAUNCHER_LOCK
+from posttrain_trainer.contract.rundir import ENV_ATTEMPT, ENV_LAUNCHER_LOCK, ENV_RUN_ID, AttemptDir, read_json
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 _LAUNCHER_POLL_S = 1.0
@@ -87,7 +86,7 @@ class StopRequests:
                 os.read(reader, 4096)
                 self._signalled.set()
                 self._obey()
-            elif launcher and not is_held(Path(launcher)):
+            elif launcher and _is_free(Path(launcher)):
                 _end_everything(parent)
 
     def _obey(self) -> None:
@@ -135,6 +134,15 @@ def _want(attempt: AttemptDir) -> StopWant | None:
         return None
     # Anything but a clear cancel keeps the work done so far.
     return "cancel" if isinstance(data, dict) and data.get("want") == "cancel" else "pause"
+
+
+def _is_free(lock: Path) -> bool:
+    """Whether nobody holds the launcher's lock. A file that is missing or can't be tested says nothing of its holder."""
+    try:
+        return lock.exists() and not is_held(lock)
+    except OSError as error:
+        print(f"[warning] whether the launcher lives can't be told: {error}", file=sys.stderr, flush=True)
+        return False
 
 
 def _exit(code: int) -> None:

@@ -22,7 +22,7 @@ import posttrain_trainer
 from posttrain_service.errors import LaunchFailed, Unavailable
 from posttrain_service.launch.backend import Liveness, Plan, Seen, StopWant
 from posttrain_service.launch.plan import make_plan
-from posttrain_trainer.contract import locks, proc
+from posttrain_trainer.contract import cgroup, locks, proc
 from posttrain_trainer.contract.rundir import AttemptDir, RunDir, read_json, write_json
 from posttrain_trainer.contract.spec import FullTrainingArguments, TorchrunArguments
 
@@ -156,11 +156,15 @@ class LocalBackend:
         shim = _shim_of(_read(paths.run, []), run_dir, attempt)
         if shim is not None:
             proc.send(shim, wake)  # else it isn't up yet and reads stop.json first, or it is dead
+            proc.send(shim, signal.SIGCONT)  # stopped, it would not see the request
 
     def sweep(self, run_dir: RunDir, attempt: int) -> int:
         """See `LaunchBackend.sweep`."""
-        killed = proc.kill_marked(run_dir.path.name, attempt, timeout_s=_SWEEP_S)
         paths = run_dir.attempt(attempt)
+        killed = proc.kill_marked(run_dir.path.name, attempt, timeout_s=_SWEEP_S)
+        # What gave its marker up is still in the attempt's control group. The name is checked, not believed.
+        if isinstance(group := (_read(paths.run, []) or {}).get("cgroup"), str):
+            cgroup.kill(Path(group), run_dir.path.name, attempt, timeout_s=_SWEEP_S)
         held = locks.is_held(paths.run_lock) or locks.is_held(paths.shim_lock)
         if killed.left or held:
             pids = ", ".join(str(identity.pid) for identity in killed.left) or "of unknown number"

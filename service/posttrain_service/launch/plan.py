@@ -15,7 +15,7 @@ from posttrain_service.errors import InvalidRequest
 from posttrain_service.launch.backend import Plan
 from posttrain_trainer.contract import CONTRACT_VERSION
 from posttrain_trainer.contract.command import torchrun_argv
-from posttrain_trainer.contract.rundir import ENV_ATTEMPT, ENV_RUN_ID, RunDir
+from posttrain_trainer.contract.rundir import ENV_ATTEMPT, ENV_LAUNCHER_LOCK, ENV_RUN_ID, AttemptDir, RunDir
 from posttrain_trainer.contract.spec import AttemptArguments, FullTrainingArguments, TorchrunArguments
 
 _MAX_GRACE_S = 86_000
@@ -83,6 +83,8 @@ def make_plan(
     )
     folder = run_dir.attempt(attempt).path
     env = job_environment(environ, run_id=run_id, attempt=attempt) | visibility(devices)
+    # Killed with no server to sweep after it, a shim takes its ranks along; with one, its orphans are swept anyway.
+    env[ENV_LAUNCHER_LOCK] = str(AttemptDir(folder).shim_lock)
     env["OMP_NUM_THREADS"] = str(max(1, cores // ranks))
     if Path(train_args.model_path).is_absolute():
         env |= OFFLINE

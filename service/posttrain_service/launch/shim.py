@@ -1,7 +1,7 @@
 """The process beside each attempt: owns its lock, starts torchrun, obeys stop requests, kills what is left, says how it ended.
 
 Run as a file in an isolated interpreter (`python -I -S shim.py ...`), so that it starts in milliseconds and an upgrade
-of the service can't reach into it: standard library and the contract's three light modules only, all loaded at start.
+of the service can't reach into it: standard library and the contract's light modules only, all loaded at start.
 It outlives the server; nobody waits for it. What it promises:
 
 - An attempt runs at most once: the exclusive lock comes first, and an attempt that has a run.json never runs again.
@@ -15,21 +15,23 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":  # -I -S leaves only the standard library: the launcher names where our packages are
     sys.path += sys.argv[1].split(os.pathsep)
 
-from posttrain_trainer.contract import locks, proc
+from posttrain_trainer.contract import cgroup, locks, proc
+from posttrain_trainer.contract.reaper import Children, Signals, adopt_orphans
 from posttrain_trainer.contract.rundir import AttemptDir, read_json, sync_folder, write_json
 
 _POLL_S = 0.5  # a lost signal costs this much, never a lost stop request
+_CANCEL_POLL_S = 0.02  # nothing tells of a rank's end, since torchrun is its parent
+_LAUNCHER_S = 0.25  # torchrun's own time after its cancelled ranks are gone: it takes seconds where cores are few
 _LINGER_S = 2.0  # for helpers that are about to end after the ranks did, e.g. a tracker's uploader
 _HURRY_S = 5.0  # most of what is left of a pause's grace when it becomes a cancel
 _KILL_S = 30.0
@@ -55,80 +57,30 @@ class Order:
 
 @dataclass
 class End:
-    """How it ended, as exit.json has it."""
+    """How it ended, as exit.json has it but for `asked_at`, a monotonic time."""
 
     started_at: float
+    asked_at: float | None = None
     reason: str = "exited"
     stop_want: str | None = None
     exit_code: int | None = None
     signal: int | None = None
     leftovers_killed: int = 0
     unkillable: int = 0
+    stop_took_s: float | None = None
     message: str | None = None
-
-
-@dataclass
-class Children:
-    """Reaps everything that ends below this process and keeps the exit status of the one that matters."""
-
-    launcher: int = 0
-    status: int | None = None
-
-    def reap(self) -> None:
-        """Wait for all that has ended, blocking on none."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if pid == self.launcher:
-                self.status = os.waitstatus_to_exitcode(status)
-
-    def reap_and_pause(self, seconds: float) -> None:
-        """Reap now and after a pause: the `pause` of a kill loop."""
-        self.reap()
-        time.sleep(seconds)
-        self.reap()
-
-
-@dataclass
-class Signals:
-    """Turns signals into wake-ups of the one place that waits. The handlers vanish in children by exec."""
-
-    terminate: bool = False
-    _pipe: tuple[int, int] = field(default_factory=os.pipe)
-
-    def install(self) -> None:
-        """Take over the signals, whatever the launching process had set or blocked."""
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        for end in self._pipe:
-            os.set_blocking(end, False)
-        signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, self._on_terminate)
-        for signum in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
-            signal.signal(signum, self._on_other)
-
-    def wait(self, timeout_s: float) -> None:
-        """Return at the next signal, or after `timeout_s`."""
-        if select.select([self._pipe[0]], [], [], max(0.0, timeout_s))[0]:
-            os.read(self._pipe[0], 4096)
-
-    def _on_terminate(self, _signum: int, _frame: object) -> None:
-        self.terminate = True
-
-    def _on_other(self, _signum: int, _frame: object) -> None:
-        pass
 
 
 @dataclass
 class Stop:
     """The stop request as far as it has been obeyed."""
 
+    run_lock: Path
     want: str | None = None
+    asked_at: float | None = None
     deadline: float | None = None
+    _had_ranks: bool = False
+    _alone_since: float | None = None
 
     def take(self, request: tuple[str | None, float], launcher: int) -> None:
         """Obey a request: SIGTERM to the launcher (which passes it to the ranks) once; cancel shortens a pause's grace."""
@@ -137,12 +89,41 @@ class Stop:
         if self.deadline is None:
             say(f"stop requested ({want or 'by signal'}), {grace_s:g} s of grace")
             os.kill(launcher, signal.SIGTERM)  # our own child, not yet waited for: the number can't be another's
-            self.deadline = now + grace_s
+            _wake(launcher)
+            self.asked_at, self.deadline = now, now + grace_s
         elif want == "cancel" and self.want != "cancel":
             say("the pause became a cancel")
             self.deadline = min(self.deadline, now + min(_HURRY_S, grace_s))
+        if want == "cancel" and self.want != "cancel":
+            # Nothing is to be saved, so nobody waits for torchrun to look up from its sleep and pass it on.
+            self._had_ranks = self._is_held()
+            for rank in proc.children(launcher):
+                proc.send(rank, signal.SIGTERM)
         if self.want != "cancel":
             self.want = want
+
+    @property
+    def is_obeyed(self) -> bool:
+        """Whether the ranks of a cancelled run are gone, and torchrun has had its time to end after them."""
+        if self.want != "cancel":
+            return False
+        if self._is_held():
+            self._had_ranks, self._alone_since = True, None
+        elif self._had_ranks and self._alone_since is None:
+            self._alone_since = time.monotonic()
+        return self._alone_since is not None and time.monotonic() - self._alone_since >= _LAUNCHER_S
+
+    def wait_s(self) -> float:
+        """How long to wait for a signal before looking again."""
+        if self.deadline is None:
+            return _POLL_S
+        return min(_CANCEL_POLL_S if self.want == "cancel" else _POLL_S, self.deadline - time.monotonic())
+
+    def _is_held(self) -> bool:
+        try:
+            return locks.is_held(self.run_lock)
+        except OSError:  # not known: the launcher's end or the grace decides
+            return True
 
     @property
     def is_over(self) -> bool:
@@ -188,35 +169,36 @@ def _detach() -> None:
 def _run(order: Order) -> None:
     signals, children, end = Signals(), Children(), End(started_at=time.time())
     signals.install()
-    _adopt_orphans()
+    if (fault := adopt_orphans("posttrain-shim")) is not None:
+        say(f"no subreaper here ({fault}); descendants are found by their marker alone")
     reserve = _set_aside(order.attempt)
-    _write_run(order, end.started_at, None)
+    group = cgroup.make(order.run_id, order.attempt.number)
+    _write_run(order, end.started_at, None, group)
     try:
         if (request := _request(order, signals)) is not None:
             end.reason, end.stop_want = "stopped", request[0]
             say("stop requested before anything was started")
         else:
-            _supervise(order, signals, children, end)
+            _supervise(order, signals, children, end, group)
     except BaseException as error:
         end.reason, end.message = "supervision_failed", f"{type(error).__name__}: {error}"
         raise
     finally:
-        _finish(order, children, end)
+        _finish(order, children, end, group)
         _write_exit(order.attempt, reserve, end)
 
 
-def _supervise(order: Order, signals: Signals, children: Children, end: End) -> None:
+def _supervise(order: Order, signals: Signals, children: Children, end: End, group: Path | None) -> None:
     """From the start of torchrun to its end, or to the end of the grace."""
     try:
         os.chdir(order.cwd)
-        # setsid: the shim's own session is never swept, so the job must not be in it.
-        children.launcher = os.posix_spawn(order.argv[0], order.argv, os.environ, setsid=True)
+        children.launcher = _start(order, group)
     except OSError as error:
         end.reason, end.message = "launch_failed", f"{order.argv[0]} in {order.cwd}: {error.strerror or error}"
         say(end.message)
         return
-    _write_run(order, end.started_at, proc.identify(children.launcher))
-    stop = Stop()
+    _write_run(order, end.started_at, proc.identify(children.launcher), group)
+    stop = Stop(order.attempt.run_lock)
     while True:
         children.reap()
         if children.status is not None:
@@ -227,14 +209,35 @@ def _supervise(order: Order, signals: Signals, children: Children, end: End) -> 
             say("the grace is over")
             end.reason = "killed"
             break
-        left_s = _POLL_S if stop.deadline is None else stop.deadline - time.monotonic()
-        signals.wait(min(_POLL_S, left_s))
+        if stop.is_obeyed:
+            break
+        signals.wait(stop.wait_s())
     if stop.deadline is not None:
-        end.stop_want = stop.want
+        end.stop_want, end.asked_at = stop.want, stop.asked_at
         end.reason = "killed" if end.reason == "killed" else "stopped"
 
 
-def _finish(order: Order, children: Children, end: End) -> None:
+def _start(order: Order, group: Path | None) -> int:
+    """Start torchrun, in the attempt's control group if there is one; its process number."""
+    own = cgroup.own_group()
+    # Born in the group, not moved there: a child that it starts at once would stay outside. The shim itself only visits.
+    visits = group is not None and own is not None and cgroup.enter(group)
+    try:
+        # setsid: the shim's own session is never swept, so the job must not be in it.
+        return os.posix_spawn(order.argv[0], order.argv, os.environ, setsid=True)
+    finally:
+        if visits and own is not None and not cgroup.enter(own):
+            say("the shim stays in its job's control group, which can't be killed as a whole then")
+
+
+def _wake(launcher: int) -> None:
+    """Let stopped processes (SIGSTOP) go on, or they would never see the request."""
+    for identity in proc.descendants(os.getpid()):
+        proc.send(identity, signal.SIGCONT)
+    os.kill(launcher, signal.SIGCONT)
+
+
+def _finish(order: Order, children: Children, end: End, group: Path | None) -> None:
     """Leave no process of the attempt behind and note how the launcher ended."""
 
     def left() -> list[proc.Identity]:
@@ -245,9 +248,12 @@ def _finish(order: Order, children: Children, end: End) -> None:
     linger_until = time.monotonic() + (_LINGER_S if ended_in_order else 0.0)
     while left() and time.monotonic() < linger_until:
         children.reap_and_pause(0.02)
+    killed_with_group = _kill_group(order, group, children)
     killed = proc.kill_all(left, timeout_s=_KILL_S, pause=children.reap_and_pause)
     children.reap()
-    end.leftovers_killed, end.unkillable = killed.num_killed, len(killed.left)
+    end.leftovers_killed, end.unkillable = killed_with_group + killed.num_killed, len(killed.left)
+    if end.asked_at is not None:
+        end.stop_took_s = round(time.monotonic() - end.asked_at, 3)
     if children.status is not None:
         end.exit_code = children.status if children.status >= 0 else None
         end.signal = -children.status if children.status < 0 else None
@@ -255,6 +261,18 @@ def _finish(order: Order, children: Children, end: End) -> None:
         f"{end.reason}: exit code {end.exit_code}, signal {end.signal}, "
         f"{end.leftovers_killed} killed at the end, {end.unkillable} could not be killed"
     )
+
+
+def _kill_group(order: Order, group: Path | None, children: Children) -> int:
+    """Kill the control group, which nothing in it escapes; how many processes there were."""
+    if group is None:
+        return 0
+    members = cgroup.pids(group)
+    if not cgroup.kill(group, order.run_id, order.attempt.number, timeout_s=_KILL_S):
+        say("the job's control group could not be removed")
+        return 0
+    children.reap()
+    return len(members)
 
 
 def _request(order: Order, signals: Signals) -> tuple[str | None, float] | None:
@@ -273,7 +291,7 @@ def _request(order: Order, signals: Signals) -> tuple[str | None, float] | None:
     )
 
 
-def _write_run(order: Order, started_at: float, launcher: proc.Identity | None) -> None:
+def _write_run(order: Order, started_at: float, launcher: proc.Identity | None, group: Path | None) -> None:
     record = {
         "v": 1,
         "run_id": order.run_id,
@@ -283,6 +301,7 @@ def _write_run(order: Order, started_at: float, launcher: proc.Identity | None) 
         "torchrun": None if launcher is None else launcher.to_json(),
         "argv": order.argv,
         "cwd": order.cwd,
+        "cgroup": None if group is None else str(group),
         "grace_s": order.grace_s,
         "started_at": started_at,
     }
@@ -303,6 +322,7 @@ def _set_aside(attempt: AttemptDir) -> Path:
 def _write_exit(attempt: AttemptDir, reserve: Path, end: End) -> None:
     """Fill the space set aside (blanks behind JSON are JSON) and rename it into place."""
     record: dict[str, Any] = {"v": 1, **vars(end), "ended_at": time.time()}
+    del record["asked_at"]
     if end.message is not None:
         record["message"] = end.message[:500]
     text = json.dumps(record, ensure_ascii=False).encode(errors="replace")
@@ -312,17 +332,6 @@ def _write_exit(attempt: AttemptDir, reserve: Path, end: End) -> None:
         os.fsync(file.fileno())
     reserve.replace(attempt.exit)
     sync_folder(attempt.path)
-
-
-def _adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends, so that none gets out of sight (Linux only)."""
-    if sys.platform == "linux":
-        import ctypes
-
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(15, b"posttrain-shim", 0, 0, 0)  # PR_SET_NAME, for people who read `ps`
-        if libc.prctl(36, 1, 0, 0, 0) != 0:  # PR_SET_CHILD_SUBREAPER
-            say(f"no subreaper here ({os.strerror(ctypes.get_errno())}); descendants are found by their marker alone")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from posttrain_service.clock import Clock
@@ -149,6 +150,7 @@ class Supervisor:
             self._backend.stop(run_dir, job.attempt, action.stop_want or "cancel")
             self._backend.sweep(run_dir, job.attempt)
             self._ingest.pull(job, run_dir)
+        action = self._timed(job, action)
         moved = self._moved(job, action, lease, self._error(job, action, run_dir))
         if moved is not None:
             self._hints.scheduler.give()
@@ -172,6 +174,14 @@ class Supervisor:
             expected_version=job.version,
             fence=lease,
         )
+
+    def _timed(self, job: Job, action: Action) -> Action:
+        """The end of a stop tells how long it took, from the request until no process was left."""
+        if job.state is not JobState.STOPPING or not action.sweep:
+            return action
+        took = {"stop_took_s": round(max(0.0, self._clock.now() - job.moved_at), 3)}
+        events = tuple(replace(e, data=e.data | took) if e.type == action.to else e for e in action.events)
+        return replace(action, events=events)
 
     def _error(self, job: Job, action: Action, run_dir: RunDir) -> dict[str, Any]:
         """The error with the end of the log that explains it."""

@@ -122,6 +122,13 @@ def descendants(pid: int) -> list[Identity]:
     return [identity for identity in found if identity is not None and not _is_spared(identity.pid, spared)]
 
 
+def children(pid: int) -> list[Identity]:
+    """The living children of `pid`: of torchrun these are its ranks."""
+    spared = _spared()
+    found = [identify(child) for child, parent in _table().parents().items() if parent == pid and not _is_spared(child, spared)]
+    return [identity for identity in found if identity is not None]
+
+
 def send(identity: Identity, signum: int) -> bool:
     """Signal exactly this process, through a pidfd where the platform has them.
 

@@ -26,6 +26,8 @@ from typing import Any
 ENV_RUN_ID = "POSTTRAIN_JOB_UUID"
 """Environment marker of every process of a job: the run id (a UUID made by the launcher)."""
 ENV_ATTEMPT = "POSTTRAIN_ATTEMPT"
+ENV_LAUNCHER_LOCK = "POSTTRAIN_LAUNCHER_LOCK"
+"""Lock file that the launcher (the shim, or `train_torchrun`) holds; ranks that find nobody holding it end themselves."""
 
 _CHECKPOINT = re.compile(r"step-(\d{6,})")
 _RANK_LOG = re.compile(r"rank-(\d+)\.log")
