@@ -10,7 +10,7 @@ import typer
 
 from posttrain_service import __version__
 from posttrain_service.app import openapi_yaml
-from posttrain_service.cli import data, jobs, serve
+from posttrain_service.cli import data, db, jobs, serve
 from posttrain_service.cli.common import DEFAULT_SERVER, KeyOption, ServerOption, connected, show_json
 from posttrain_service.cli.demo import demo
 from posttrain_trainer.contract import CONTRACT_VERSION
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(data.app, name="data")
+app.add_typer(db.app, name="db")
 app.command("serve")(serve.serve)
 app.command("demo")(demo)
 
