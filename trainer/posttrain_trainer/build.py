@@ -236,7 +236,7 @@ class _Run:
             events=self.events,
             heart=self.heart,
             stop=self.stop,
-            first_step_done=lambda: self.startup.lap("first_step"),
+            first_step_done=self._first_step_done,
         )
 
     def _tell_plan(self, model: LoadedModel, dataset: Dataset, loader: StepLoader) -> None:
@@ -256,6 +256,14 @@ class _Run:
             ranks=self.world.world_size,
         )
         self.startup.lap("resume")
+
+    def _first_step_done(self) -> None:
+        """Called after every step; the first time it tells what the start cost."""
+        if "first_step" in self.startup.seconds:
+            return
+        self.startup.lap("first_step")
+        parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.startup.seconds.items())
+        self.events.tell("phase", f"the first step is done; seconds of the start: {parts}", phase="train", startup_s=self.startup.seconds)
 
     def _result(self, loop: Loop, want: StopWant | None, dataset: Dataset, train_time_s: float) -> RunResult:
         progress, newest = loop.progress, loop.newest
