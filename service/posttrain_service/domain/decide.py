@@ -48,7 +48,7 @@ class Action:
     sweep: bool = False
     to: JobState | None = None
     via: JobState | None = None
-    """The end that is at once followed by another attempt: both moves in one transaction."""
+    """The end (or the pause to make room) that is at once followed by the queue: both moves in one transaction."""
     changes: dict[str, Any] = field(default_factory=dict)
     events: tuple[NewEvent, ...] = ()
 
@@ -88,7 +88,7 @@ def stop_want(job: Job) -> Want:
 def is_retried(job: Job, reason: EndReason) -> bool:
     """Whether the job's policy has another attempt follow an end for this reason."""
     reasons = set(job.retry.on) or {str(reason) for reason in RETRIED_BY_DEFAULT}
-    return job.attempt < job.retry.max_attempts and str(reason) in reasons
+    return job.retries + 1 < job.retry.max_attempts and str(reason) in reasons
 
 
 def _waiting(job: Job, now: float, limits: Limits) -> Action:
@@ -204,8 +204,14 @@ def _finish(job: Job, end: Outcome, seen: Seen | None, now: float, limits: Limit
     to, via = end.state, None
     if end.state is JobState.FAILED and is_retried(job, end.reason):
         to, via = JobState.QUEUED, JobState.FAILED
-        text = f"attempt {job.attempt} of {job.retry.max_attempts} failed ({end.reason}); the job is queued again"
+        changes["retries"] = job.retries + 1
+        nth = f"retry {job.retries + 1} of {job.retry.max_attempts - 1}"
+        text = f"attempt {job.attempt} failed ({end.reason}); {nth}: the job is queued again"
         events.append(NewEvent("queued", text, "warn", {"attempt": job.attempt, "reason": str(end.reason)}))
+    elif end.state is JobState.PAUSED and job.reason is EndReason.PREEMPTED:
+        to, via = JobState.QUEUED, JobState.PAUSED
+        text = "the job goes on by itself as soon as devices are free again: it is queued"
+        events.append(NewEvent("queued", text, data={"attempt": job.attempt, "reason": str(end.reason)}))
     else:
         changes |= {"reason": end.reason, "error": end.error}
     want = stop_want(job) if job.state is JobState.STOPPING else "cancel"

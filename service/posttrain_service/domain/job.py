@@ -18,7 +18,7 @@ class RetryPolicy:
     """When a failed attempt is followed by another one without being asked."""
 
     max_attempts: int = 1
-    """Attempts in all; 1 = never retried."""
+    """Attempts in all, those after a pause not counted; 1 = never retried."""
     on: tuple[str, ...] = ()
     """Reasons that are retried; empty = those whose cause lies outside the job (lost, launch_failed, start_timeout)."""
 
@@ -91,6 +91,8 @@ class Job:
     """Never removed by retention."""
     retry: RetryPolicy = RetryPolicy()
     """When another attempt follows by itself."""
+    retries: int = 0
+    """Failures that the policy has retried; pauses and pre-emptions don't count, and a retry by hand begins anew."""
     version: int = 1
     """Raised by every change of the row."""
 

@@ -112,15 +112,19 @@ def check_move(source: JobState, target: JobState) -> None:
         raise Conflict(f"a job that is {source} cannot become {target}", code="illegal_move")
 
 
-def answer(verb: Verb, state: JobState, want: str | None = None) -> Answer:
+def answer(verb: Verb, state: JobState, want: str | None = None, reason: EndReason | None = None) -> Answer:
     """What a verb means for a job: act on it, done already (or under way), or refuse.
 
     Args:
         verb: What was asked for.
         state: The job's state.
         want: What the stop under way was asked for, in state stopping.
+        reason: Why the service itself stops it, in state stopping.
     """
     acts, done = _VERBS[verb]
+    if state is JobState.STOPPING and reason is EndReason.PREEMPTED:
+        # It is going to be queued again by itself: that is what a resume wants, and what a pause must prevent.
+        return {"cancel": "act", "pause": "act", "resume": "done"}.get(verb, "refuse")  # type: ignore[return-value]
     if state is JobState.STOPPING and verb in ("cancel", "pause"):
         if want == verb:
             return "done"
@@ -130,13 +134,15 @@ def answer(verb: Verb, state: JobState, want: str | None = None) -> Answer:
     return "done" if state in done else "refuse"
 
 
-def check_verb(verb: Verb, job_uuid: str, state: JobState, want: str | None = None) -> bool:
+def check_verb(
+    verb: Verb, job_uuid: str, state: JobState, want: str | None = None, reason: EndReason | None = None
+) -> bool:
     """Whether the verb has to act (True) or its effect holds already (False).
 
     Raises:
         Conflict: The verb contradicts the job's state.
     """
-    verdict = answer(verb, state, want)
+    verdict = answer(verb, state, want, reason)
     if verdict == "refuse":
         raise Conflict(f"cannot {verb} job {job_uuid}: it is {state}; {_HINTS[verb]}", code=f"cannot_{verb}")
     return verdict == "act"

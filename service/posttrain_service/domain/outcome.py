@@ -90,7 +90,8 @@ def outcome(job: Job, seen: Seen) -> Outcome:
         return _failed_by(seen.error, facts, warnings)
     if want == "cancel":
         return Outcome(JobState.CANCELLED, EndReason.CANCELLED, "the job was cancelled", warnings=warnings, data=facts)
-    if job.state is JobState.STOPPING and job.reason is not None:
+    if job.state is JobState.STOPPING and job.reason not in (None, EndReason.PREEMPTED):
+        assert job.reason is not None
         return _stopped_by_service(job.reason, facts, warnings)
     if want == "pause":
         return _paused(job, seen, facts, warnings)
@@ -151,13 +152,16 @@ def _stopped_by_service(reason: EndReason, facts: dict[str, Any], warnings: list
 
 
 def _paused(job: Job, seen: Seen, facts: dict[str, Any], warnings: list[str]) -> Outcome:
+    preempted = job.reason is EndReason.PREEMPTED
+    reason = EndReason.PREEMPTED if preempted else EndReason.PAUSED
     if seen.result is None:
         lost = "the run ended before it could save: on resume it goes on from its last complete checkpoint, if any"
-        return Outcome(JobState.PAUSED, EndReason.PAUSED, "the job is paused", warnings=[*warnings, lost], data=facts)
+        return Outcome(JobState.PAUSED, reason, "the job is paused", warnings=[*warnings, lost], data=facts)
     at = seen.result.get("checkpoint")
     message = f"the job is paused at {at}" if at else "the job is paused before its first checkpoint"
     if job.want == "pause":
-        return Outcome(JobState.PAUSED, EndReason.PAUSED, message, warnings=warnings, data=facts)
+        message += " to make room for a job of higher priority" if preempted else ""
+        return Outcome(JobState.PAUSED, reason, message, warnings=warnings, data=facts)
     message += "; it was stopped from outside, by a signal"
     return Outcome(JobState.PAUSED, EndReason.PREEMPTED, message, warnings=warnings, data=facts)
 

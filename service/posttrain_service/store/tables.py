@@ -74,6 +74,7 @@ jobs = Table(
     Column("keep", Boolean, nullable=False),
     Column("retry_max_attempts", Integer, nullable=False),
     Column("retry_on", Json, nullable=False),
+    Column("retries", Integer, nullable=False, server_default="0"),
     Column("version", Integer, nullable=False),
     Index(None, "created_at", "run_id"),
     Index(None, "state", "created_at", "run_id"),
@@ -168,4 +169,18 @@ idempotency = Table(
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double, nullable=False),
     Index(None, "expires_at"),
+)
+
+# No foreign key: what was promised to a receiver is sent even when the job has been deleted meanwhile.
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("run_id", String(36), nullable=False),
+    Column("url", Text, nullable=False),
+    Column("body", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("next_try_at", Double, nullable=False),
+    Index(None, "next_try_at"),
 )

@@ -20,6 +20,7 @@ from posttrain_service.launch.backend import LaunchBackend, Plan
 from posttrain_service.settings import Settings
 from posttrain_service.store.leases import Lease
 from posttrain_service.store.store import Store
+from posttrain_service.work.grace import grace_s
 from posttrain_service.work.hints import Hints
 from posttrain_service.work.leader import Leader
 from posttrain_service.work.prepare import torch_arguments, train_arguments
@@ -70,8 +71,12 @@ class Scheduler:
             return
         taken = [slot.device for slot in self._store.slots.taken()]
         live = self._store.jobs.count_live_by_owner()
-        for job, devices in choose(queued, live, self._slots, taken, self._clock.now()):
+        holders = self._store.jobs.live() if self._settings.preemption else None
+        choice = choose(queued, live, self._slots, taken, self._clock.now(), live=holders)
+        for job, devices in choice.launches:
             self._launch(job, devices, lease)
+        for victim, job in choice.preemptions:
+            self._preempt(victim, job, lease)
 
     def _launch(self, job: Job, devices: Sequence[str], lease: Lease) -> None:
         try:
@@ -105,6 +110,25 @@ class Scheduler:
             log.error("job %s: %s", job.job_uuid, error.message)
             self._store.events.append(job.run_id, NewEvent("warning", error.message, "error", {"attempt": plan.attempt}))
         self._hints.supervisor.give()
+
+    def _preempt(self, victim: Job, job: Job, lease: Lease) -> None:
+        """Have a running job save and make room; at its end the supervisor queues it again."""
+        limits = Limits.of(self._settings)
+        grace = grace_s(self._store, victim, "pause", limits)
+        text = f"the job makes room for job {job.job_uuid} of priority {job.priority}: it saves a checkpoint and is queued again"
+        data = {"attempt": victim.attempt, "want": "pause", "reason": str(EndReason.PREEMPTED), "for": job.job_uuid}
+        moved = self._store.jobs.move(
+            victim.run_id,
+            {JobState.RUNNING},
+            JobState.STOPPING,
+            event=NewEvent("stopping", text, data=data),
+            changes=on_entry(victim, JobState.STOPPING, self._clock.now(), limits, grace_s=grace)
+            | {"want": "pause", "reason": EndReason.PREEMPTED},
+            expected_attempt=victim.attempt,
+            fence=lease,
+        )
+        if moved is not None:
+            self._hints.supervisor.give()
 
     def _fail(self, job: Job, error: InvalidRequest, lease: Lease) -> None:
         reason = EndReason.MODEL_NOT_FOUND if error.param == "model" else EndReason.INVALID_ARGUMENTS

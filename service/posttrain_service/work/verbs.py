@@ -58,7 +58,7 @@ class Verbs:
 
     def retry(self, job_uuid: str) -> Job:
         """Queue a failed or cancelled job again; it goes on from its newest complete checkpoint."""
-        return self._act("retry", job_uuid, self._requeue("retried", "the job is tried again: it is queued"))
+        return self._act("retry", job_uuid, self._requeue("retried", "the job is tried again: it is queued", {"retries": 0}))
 
     def delete(self, job_uuid: str) -> None:
         """Remove an ended job: hidden first, then its artifacts, then its row, so that a crash leaves nothing half-seen."""
@@ -71,7 +71,7 @@ class Verbs:
     def _act(self, verb: Verb, job_uuid: str, act: Callable[[Job], Job | None]) -> Job:
         for _ in range(_TRIES):
             job = self.find(job_uuid)
-            if not check_verb(verb, job_uuid, job.state, job.want):
+            if not check_verb(verb, job_uuid, job.state, job.want, job.reason):
                 return job
             moved = act(job)
             if moved is not None:
@@ -97,12 +97,14 @@ class Verbs:
         limits = Limits.of(self.settings)
         entry = on_entry(job, JobState.STOPPING, self.clock.now(), limits, grace_s=grace_s(self.store, job, want, limits))
         changes: dict[str, Any] = entry | {"want": want, "reason": None}
-        if job.state is JobState.STOPPING:  # a pause becomes a cancel, with a grace of its own
+        if job.state is JobState.STOPPING:  # a pause becomes a cancel, a pre-emption a pause, with a grace of its own
             return self.store.jobs.update(job.run_id, changes, expected=(JobState.STOPPING,), event=event)
         return self._move(job, JobState.STOPPING, event, changes)
 
-    def _requeue(self, kind: str, message: str) -> Callable[[Job], Job | None]:
-        return lambda job: self._move(job, JobState.QUEUED, NewEvent(kind, message), {})
+    def _requeue(
+        self, kind: str, message: str, changes: dict[str, Any] | None = None
+    ) -> Callable[[Job], Job | None]:
+        return lambda job: self._move(job, JobState.QUEUED, NewEvent(kind, message), changes or {})
 
     def _move(self, job: Job, to: JobState, event: NewEvent, changes: dict[str, Any]) -> Job | None:
         entry = on_entry(job, to, self.clock.now(), Limits.of(self.settings))

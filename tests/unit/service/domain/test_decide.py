@@ -163,7 +163,10 @@ def test_retry_by_policy(make_job, look, limits):
     assert action.changes["deadline_at"] == 200.0 + limits.queue_ttl_s
     assert "reason" not in action.changes
     assert [e.type for e in action.events] == ["failed", "queued"]
-    again = make_job("running", attempt=2, retry=RetryPolicy(max_attempts=2))
+    assert action.changes["retries"] == 1
+    paused_before = make_job("running", attempt=7, retry=RetryPolicy(max_attempts=2))
+    assert decide(paused_before, lost, 200.0, limits).to is JobState.QUEUED, "attempts after a pause are no failures"
+    again = make_job("running", attempt=2, retries=1, retry=RetryPolicy(max_attempts=2))
     assert decide(again, lost, 200.0, limits).to is JobState.FAILED
 
 
@@ -175,3 +178,20 @@ def test_which_reasons_are_retried(make_job):
     named = make_job(retry=RetryPolicy(max_attempts=3, on=("out_of_memory",)))
     assert {r for r in EndReason if is_retried(named, r)} == {EndReason.OUT_OF_MEMORY}
     assert not any(is_retried(make_job(), r) for r in EndReason)
+
+
+@pytest.mark.parametrize(("result", "warned"), [({"status": "stopped", "want": "pause", "checkpoint": "step-000004"}, 0), (None, 1)])
+def test_a_preempted_job_is_queued_again_by_itself(make_job, look, limits, result, warned):
+    job = make_job("stopping", want="pause", reason=EndReason.PREEMPTED, deadline_at=150.0)
+    action = decide(job, look("dead", exit={"reason": "stopped", "stop_want": "pause"}, result=result), 200.0, limits)
+    assert (action.act, action.via, action.to) == (Act.FINISH, JobState.PAUSED, JobState.QUEUED)
+    assert [e.type for e in action.events if e.type != "warning"] == ["paused", "queued"]
+    assert action.events[-2].data["reason"] == "preempted"
+    assert len(action.changes["warnings"]) == warned
+    assert "retries" not in action.changes
+    assert "reason" not in action.changes
+
+
+def test_a_job_that_was_stopped_from_outside_stays_paused(make_job, look, limits):
+    action = decide(make_job("running"), look("dead", exit={"reason": "stopped"}, result={"status": "stopped", "want": "pause"}), 200.0, limits)
+    assert (action.to, action.via, action.changes["reason"]) == (JobState.PAUSED, None, EndReason.PREEMPTED)

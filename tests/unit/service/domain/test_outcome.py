@@ -39,6 +39,10 @@ TABLE = [
     (("stopping", None, "heartbeat_timeout"), (exited(1), None, OOM), "out_of_memory"),
     (("stopping", None, "max_duration"), ({"reason": "stopped", "stop_want": "pause"}, SAVED, None), "max_duration"),
     (("stopping", "cancel", "max_duration"), ({"reason": "stopped", "stop_want": "cancel"}, SAVED, None), "cancelled"),
+    (("stopping", "pause", "preempted"), ({"reason": "stopped", "stop_want": "pause"}, SAVED, None), "preempted"),
+    (("stopping", "pause", "preempted"), ({"reason": "killed", "stop_want": "pause"}, None, None), "preempted"),
+    (("stopping", "pause", "preempted"), (exited(0), COMPLETED, None), "completed"),
+    (("stopping", "pause", "preempted"), (exited(1), None, OOM), "out_of_memory"),
     (("running", None, None), (exited(1), SAVED, None), "preempted"),  # SIGTERM to torchrun from outside
     (("running", None, None), ({"reason": "stopped", "stop_want": None}, SAVED, None), "preempted"),
     (("running", None, None), ({"reason": "stopped", "stop_want": None}, None, None), "lost"),

@@ -103,3 +103,76 @@ def test_an_unseen_but_living_run_is_not_started_twice(bench):
     bench.rounds()
     assert len(bench.backend.named("start")) == 1
     assert bench.job(job).state == "launching"
+
+
+SAVED = {"status": "stopped", "want": "pause", "checkpoint": "step-000002", "steps": 2}
+
+
+def preempt(bench):
+    """A job of low priority that was asked to make room for one of high priority."""
+    low = bench.run()
+    high = bench.submit(resources={"priority": 5})
+    bench.rounds()
+    assert (bench.job(low).state, bench.job(low).want, bench.job(low).reason) == ("stopping", "pause", "preempted")
+    assert bench.backend.named("stop") == []
+    bench.rounds()
+    assert bench.backend.named("stop")[-1] == ("stop", low.run_id, 1, "pause")
+    assert bench.job(high).state == "queued"
+    return bench.job(low), high
+
+
+def test_a_running_job_makes_room_and_goes_on_afterwards(make_bench):
+    bench = make_bench(preemption=True)
+    low, high = preempt(bench)
+    bench.ends(low, 1, result=SAVED)
+    bench.rounds(2)
+    assert (bench.job(low).state, bench.job(high).state) == ("queued", "running")
+    assert [t for t in bench.event_types(low) if t != "warning"][-3:] == ["stopping", "paused", "queued"]
+    assert bench.taken() == ["cpu:0"]
+    bench.ends(bench.job(high), result={"status": "completed", "steps": 1})
+    bench.rounds(3)
+    again = bench.job(low)
+    assert (bench.job(high).state, again.state, again.attempt, again.retries) == ("succeeded", "running", 2, 0)
+
+
+def test_without_the_setting_and_among_equals_nobody_is_paused(make_bench, bench):
+    low = bench.run()
+    bench.submit(resources={"priority": 5})
+    bench.rounds(3)
+    assert bench.job(low).state == "running"
+
+
+def test_a_pause_during_a_preemption_holds(make_bench):
+    bench = make_bench(preemption=True)
+    low, high = preempt(bench)
+    assert bench.jobs.resume(low.job_uuid).job.state == "stopping"
+    assert bench.jobs.pause(low.job_uuid).job.reason is None
+    bench.ends(low, 1, result=SAVED)
+    bench.rounds(3)
+    assert (bench.job(low).state, bench.job(low).reason, bench.job(high).state) == ("paused", "paused", "running")
+
+
+def test_a_cancel_during_a_preemption_holds(make_bench):
+    bench = make_bench(preemption=True)
+    low, high = preempt(bench)
+    assert bench.jobs.cancel(low.job_uuid).job.want == "cancel"
+    bench.ends(low, 1)
+    bench.rounds(3)
+    assert (bench.job(low).state, bench.job(high).state) == ("cancelled", "running")
+
+
+def test_failures_are_retried_as_often_as_asked_and_a_retry_by_hand_begins_anew(bench):
+    job = bench.run(retry={"max_attempts": 3, "on": ["out_of_memory"]})
+    oom = {"code": "out_of_memory", "message": "no memory", "rank": 0}
+    seen = []
+    for _ in range(3):
+        bench.ends(bench.job(job), 1, error=oom)
+        bench.rounds(3)
+        now = bench.job(job)
+        seen.append((now.state, now.attempt, now.retries))
+    assert seen == [("running", 2, 1), ("running", 3, 2), ("failed", 3, 2)]
+    assert bench.jobs.retry(job.job_uuid).job.retries == 0
+    bench.rounds(2)
+    bench.ends(bench.job(job), 1, error=oom)
+    bench.rounds(3)
+    assert (bench.job(job).state, bench.job(job).attempt, bench.job(job).retries) == ("running", 5, 1)
