@@ -31,7 +31,7 @@ def server(storage, *flags, env=None):
     finally:
         if process.poll() is None:
             process.kill()
-        process.communicate()
+        print(process.communicate()[1])
 
 
 @pytest.fixture
