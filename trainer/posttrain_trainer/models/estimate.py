@@ -113,7 +113,7 @@ def estimate_memory(
         gathered = compute * (2 * size.largest_block + size.outside_blocks)
     else:
         gathered = compute * size.parameters
-    per_token = compute * (10 * size.hidden + 4 * size.intermediate)
+    per_token = compute * (12 * size.hidden + 4 * size.intermediate)
     layers = size.layers if not args.activation_checkpointing else 1
     kept_inputs = size.layers * size.hidden * compute if args.activation_checkpointing else 0
     offload = 0 if args.fsdp.cpu_offload else 1

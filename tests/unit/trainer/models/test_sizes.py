@@ -46,7 +46,7 @@ def test_parts_by_arithmetic(arguments):
     memory = _memory(args, size)
     assert memory.weights == memory.gradients == 4 * 106_816
     assert memory.optimizer == 8 * 106_816
-    assert memory.activations == 2048 * 2 * 4 * (10 * 64 + 4 * 128) + 512 * 256 * 12
+    assert memory.activations == 2048 * 2 * 4 * (12 * 64 + 4 * 128) + 512 * 256 * 12
     assert memory.per_rank == sum(vars(memory).values())
     assert _memory(args, size, device_kind="cpu").load == 4 * 106_816
 
