@@ -9,16 +9,18 @@ from __future__ import annotations
 import copy
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from posttrain_trainer.dist import World
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 
 def export_full(folder: Path, world: World, module: nn.Module, hf_model: PreTrainedModel, *, tokenizer: Any, dtype: torch.dtype) -> None:
@@ -60,6 +62,9 @@ def export_adapter(folder: Path, world: World, module: nn.Module, hf_model: Peft
     Raises:
         OSError: A file could not be written.
     """
+    # Imported here: peft takes seconds, which a run without an adapter need not pay.
+    from peft import get_peft_model_state_dict
+
     weights = gather(world, module, _prefix(module, hf_model), dtype=None, trained_only=True)
     if world.rank != 0:
         return
@@ -85,6 +90,8 @@ def export_merged(folder: Path, adapter: Path, base: str, *, tokenizer: Any, dty
         tokenizer: Written beside the weights.
         dtype: Written precision; the merge itself is done in fp32.
     """
+    from peft import PeftModel
+
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
     with warnings.catch_warnings():
         # peft reads an attribute by its old name.
