@@ -1,5 +1,6 @@
 # make demo    fine-tune a real small model over HTTP, from nothing, on this machine
 # make test    lint, types, import contracts, tests with branch coverage
+# make chaos   random faults on services, shims and ranks; a table of what was lost, doubled or untrue (nothing)
 # make setup   only the virtualenv in .venv (both of the above do it first; a second time takes no time)
 # make model   try again to install the package with the small model, if that failed
 # make clean   remove what was built, but not .demo (your models and jobs) nor anything tracked
@@ -8,9 +9,10 @@
 
 PYTHON ?=
 ARGS ?=
+ROUNDS ?= 100
 export PYTHON
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test docs clean
+.PHONY: help setup model demo test docs clean chaos
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -26,6 +28,9 @@ demo: setup
 
 test: setup
 	@sh scripts/check.sh $(ARGS)
+
+chaos: setup
+	@.venv/bin/python tests/chaos --rounds $(ROUNDS) $(ARGS)
 
 docs: setup
 	@.venv/bin/python scripts/reference.py

@@ -22,6 +22,7 @@ import posttrain_trainer
 from posttrain_service.errors import LaunchFailed, Unavailable
 from posttrain_service.launch.backend import Liveness, Plan, Seen, StopWant
 from posttrain_service.launch.plan import make_plan
+from posttrain_service.runs.launcher_log import killed_rank
 from posttrain_trainer.contract import cgroup, locks, proc
 from posttrain_trainer.contract.rundir import AttemptDir, RunDir, read_json, write_json
 from posttrain_trainer.contract.spec import FullTrainingArguments, TorchrunArguments
@@ -130,8 +131,8 @@ class LocalBackend:
             started=run is not None,
             orphans=orphans,
             heartbeat=_read(paths.heartbeat, problems),
-            result=_read(paths.result, problems),
-            error=_first_error(paths, problems),
+            result=(result := _read(paths.result, problems)),
+            error=_first_error(paths, problems) or _unsaid_error(paths, record, result),
             launched_at=_number(run, "started_at"),
             problem="; ".join(problems) or None,
         )
@@ -221,6 +222,13 @@ def _first_error(paths: AttemptDir, problems: list[str]) -> dict[str, Any] | Non
         if record is not None:
             found.append((path.stat().st_mtime_ns, record.get("rank") or 0, record))
     return min(found, key=lambda entry: entry[:2])[2] if found else None
+
+
+def _unsaid_error(paths: AttemptDir, end: dict[str, Any] | None, result: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The error of a rank that a signal ended: torchrun knows it. What was killed at the end of a stop is none."""
+    if end is None or result is not None or end.get("reason") != "exited" or not end.get("exit_code"):
+        return None
+    return killed_rank(paths.torchrun_log)
 
 
 def _read(path: Path, problems: list[str]) -> dict[str, Any] | None:
