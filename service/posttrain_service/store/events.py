@@ -60,13 +60,12 @@ def page_query(job_uuid: str, after: int | None, limit: int, newest_first: bool)
 def insert_events(connection: Connection, run_id: str, new: Sequence[NewEvent], now: float) -> None:
     """Add events inside a transaction that has written the job's row, or locked it."""
     for event in new:  # one by one: their ids then follow their order
-        connection.execute(
-            events.insert().values(
-                run_id=run_id,
-                created_at=now if event.created_at is None else event.created_at,
-                type=event.type,
-                level=event.level,
-                message=clean(event.message),
-                data=clean(event.data),
-            )
-        )
+        row = {
+            "run_id": run_id,
+            "created_at": now if event.created_at is None else event.created_at,
+            "type": event.type,
+            "level": event.level,
+            "message": clean(event.message),
+            "data": clean(event.data),
+        }
+        connection.execute(events.insert(), row)

@@ -54,7 +54,7 @@ class FileRows:
                         param="Idempotency-Key",
                     )
                 return to_file(row), False
-            connection.execute(files.insert().values(**clean(file.__dict__)))
+            connection.execute(files.insert(), clean(file.__dict__))
             if key is not None:
                 keys.remember(connection, key, file.id, now)
             return file, True

@@ -69,17 +69,16 @@ def remember(connection: Connection, key: IdempotencyKey, resource_id: str, now:
         sqlalchemy.exc.IntegrityError: Another transaction wrote the same key first; roll back and look again.
     """
     connection.execute(delete(idempotency).where(*_is(key), idempotency.c.expires_at <= now))
-    connection.execute(
-        idempotency.insert().values(
-            owner=key.owner,
-            scope=key.scope,
-            key=key.key,
-            body_digest=key.body_digest,
-            resource_id=resource_id,
-            created_at=now,
-            expires_at=now + key.ttl_s,
-        )
-    )
+    row = {
+        "owner": key.owner,
+        "scope": key.scope,
+        "key": key.key,
+        "body_digest": key.body_digest,
+        "resource_id": resource_id,
+        "created_at": now,
+        "expires_at": now + key.ttl_s,
+    }
+    connection.execute(idempotency.insert(), row)
 
 
 def _is(key: IdempotencyKey) -> tuple[ColumnElement[bool], ...]:

