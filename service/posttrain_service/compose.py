@@ -37,6 +37,7 @@ from posttrain_service.work.supervisor import Supervisor
 from posttrain_service.work.sweeper import Sweeper
 from posttrain_service.work.uploads import Uploads
 from posttrain_service.work.verbs import Verbs
+from posttrain_service.work.webhooks import Webhooks
 
 log = logging.getLogger(__name__)
 
@@ -145,10 +146,12 @@ def _assemble(
     sweeper = Sweeper(settings, store, clock, blobs, leader)
     scheduler = Scheduler(settings, store, backend, clock, hints, leader, slots)
     supervisor = Supervisor(settings, store, backend, clock, hints, leader)
+    webhooks = Webhooks(settings, store, clock, leader)
     loops = (
         Loop("supervisor", supervisor.round, hints.supervisor, settings.supervise_interval_s),
         Loop(SCHEDULER, scheduler.round, hints.scheduler, settings.supervise_interval_s),
         Loop("sweeper", sweeper.round, hints.sweeper, settings.sweep_interval_s),
+        Loop("webhooks", webhooks.round, hints.webhooks, settings.supervise_interval_s),
     )
     services = Services(
         jobs=Jobs(settings, store, submitter, verbs, DryRun(settings, submitter, backend, slots)),

@@ -6,6 +6,7 @@ the command line's own and not here.
 
 from __future__ import annotations
 
+import base64
 import os
 import sys
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import platformdirs
-from pydantic import Field, FiniteFloat, field_validator, model_validator
+from pydantic import Field, FiniteFloat, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 ENV_PREFIX = "POSTTRAIN_"
@@ -87,6 +88,14 @@ class Settings(BaseSettings):
     lease_ttl_s: Seconds = 15.0
     """How long the one acting scheduler may be silent before another server process takes over."""
 
+    # Who is told.
+    webhook_secret: SecretStr | None = None
+    """Key that signs webhooks: base64 of at least 16 random bytes, e.g. by `openssl rand -base64 32`; None = unsigned."""
+    webhook_allow_private: bool = False
+    """Whether webhooks may go to private, loopback and link-local addresses."""
+    webhook_timeout_s: Annotated[FiniteFloat, Field(gt=0, le=20)] = 15.0
+    """Longest time that one delivery of a webhook may take; one that fails is tried again later, nine times within two days."""
+
     # What stays, and how much.
     retention_ttl_s: Seconds = 30 * 86400.0
     """Artifacts and rows of ended jobs stay this long, unless the job says otherwise."""
@@ -116,6 +125,18 @@ class Settings(BaseSettings):
             scheme = url.split(":", 1)[0]  # never the whole URL: it may hold a password
             raise ValueError(f"database_url begins with {scheme!r}; use sqlite:///PATH or postgresql+psycopg://...")
         return self
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _is_key(cls, secret: SecretStr | None) -> SecretStr | None:
+        if secret is not None:
+            _key(secret.get_secret_value())
+        return secret
+
+    @property
+    def webhook_key(self) -> bytes | None:
+        """The key that signs webhooks; None = they are sent unsigned."""
+        return None if self.webhook_secret is None else _key(self.webhook_secret.get_secret_value())
 
     @property
     def files_dir(self) -> Path:
@@ -154,6 +175,17 @@ class Settings(BaseSettings):
             for name in type(self).model_fields
             if name.startswith("heartbeat_")
         }
+
+
+def _key(secret: str) -> bytes:
+    how = "make one with: openssl rand -base64 32"
+    try:
+        key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+    except ValueError as error:
+        raise ValueError(f"webhook_secret is not base64; {how}") from error
+    if len(key) < 16:
+        raise ValueError(f"webhook_secret has {len(key)} bytes and needs at least 16; {how}")
+    return key
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:

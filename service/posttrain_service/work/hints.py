@@ -30,3 +30,4 @@ class Hints:
     scheduler: Hint = field(default_factory=Hint)
     supervisor: Hint = field(default_factory=Hint)
     sweeper: Hint = field(default_factory=Hint)
+    webhooks: Hint = field(default_factory=Hint)
