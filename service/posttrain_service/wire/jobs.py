@@ -6,9 +6,10 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, FiniteFloat, field_validator, model_validator
+from pydantic import BaseModel, Field, FiniteFloat, field_validator, model_validator
 
 from posttrain_service.domain.lifecycle import REASON_STATE, EndReason, JobState
+from posttrain_service.domain.webhooks import url_fault
 from posttrain_service.wire.base import JOB_ID, Name, Wire
 from posttrain_service.wire.knobs import TorchrunKnobs, TrainingKnobs
 from posttrain_trainer.contract.spec import (
@@ -159,6 +160,8 @@ class JobRequest(Wire):
     """How long the ended job stays."""
     retry: Retry | None = None
     """When a failed attempt is followed by another one; None = never by itself."""
+    webhook_url: Annotated[str, Field(min_length=1, max_length=2000)] | None = None
+    """Where the job's end is told by a POST; see docs/lifecycle.md for its form and signature."""
     metadata: Annotated[
         dict[
             Annotated[str, Field(min_length=1, max_length=64, pattern=_PLAIN)],
@@ -167,6 +170,13 @@ class JobRequest(Wire):
         Field(max_length=16, default_factory=dict),
     ]
     """At most 16 notes of the client's own, to find the job by."""
+
+    @field_validator("webhook_url")
+    @classmethod
+    def _is_url(cls, url: str | None) -> str | None:
+        if url is not None and (fault := url_fault(url)) is not None:
+            raise ValueError(f"webhook_url is no address to post to: {fault}")
+        return url
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -251,8 +261,19 @@ class JobRequest(Wire):
 
     def digest(self) -> str:
         """SHA-256 over the meaning of the request: two bodies with the same digest ask for the same job."""
-        data = self.model_dump(mode="json")
-        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(_meaning(self), sort_keys=True).encode()).hexdigest()
+
+
+def _meaning(value: Any) -> Any:
+    """What was asked for: a default that was spelt out counts as left out, so a new field changes no older digest."""
+    if isinstance(value, BaseModel):
+        fields = {name: (getattr(value, name), info) for name, info in type(value).model_fields.items()}
+        return {
+            name: _meaning(found)
+            for name, (found, info) in fields.items()
+            if name == "kind" or found != info.get_default(call_default_factory=True)
+        }
+    return [_meaning(item) for item in value] if isinstance(value, tuple) else value
 
 
 _CHECKPOINT_NAMES = {

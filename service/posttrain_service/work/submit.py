@@ -24,6 +24,7 @@ from posttrain_service.work import rows
 from posttrain_service.work.hints import Hints
 from posttrain_service.work.prepare import Prepared, prepare
 from posttrain_service.work.uploads import check_key
+from posttrain_service.work.webhooks import check_webhook
 from posttrain_trainer.contract.rundir import RunDir, sync_folder, write_json
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class Submitter:
             PayloadTooLarge: More inline rows than allowed.
         """
         prepared = prepare(request, self.settings, self.slots)
-        warnings = list(prepared.warnings)
+        warnings = [*prepared.warnings, *check_webhook(request.webhook_url, self.settings)]
         train = self.source(request.dataset, "dataset")
         report = self._rows(prepared, train, "dataset", warnings)
         if request.validation_dataset is None:
@@ -233,6 +234,7 @@ def make_spec(checked: Checked, data: dict[str, str]) -> dict[str, Any]:
         "resources": request.resources.model_dump(mode="json") | {"devices": request.devices},
         "retention": request.retention.model_dump(mode="json"),
         "retry": None if request.retry is None else request.retry.model_dump(mode="json"),
+        "webhook_url": request.webhook_url,
         "data": data,
     }
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from dataclasses import dataclass
+from functools import cache
 from urllib.parse import urlsplit
 
 import httpx
@@ -47,6 +49,8 @@ class Webhooks:
     store: Store
     clock: Clock
     leader: Leader
+    trusted: ssl.SSLContext | None = None
+    """Whose certificates count; None = the usual authorities."""
 
     def round(self) -> float | None:
         """Deliver what is due, if this process acts; 0 when there may be more."""
@@ -60,13 +64,20 @@ class Webhooks:
         return 0.0 if len(due) == AT_ONCE else None
 
     async def _send_all(self, messages: list[Message]) -> list[NotDelivered | None]:
-        return await asyncio.gather(*(self._try(message) for message in messages))
+        trusted = self.trusted or _usual_authorities()
+        # A proxy of the environment would look names up once more, by itself. A kept connection would be found by its
+        # address and used for another name there, which its certificate was never checked for.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        async with httpx.AsyncClient(
+            timeout=self.settings.webhook_timeout_s, follow_redirects=False, trust_env=False, verify=trusted, limits=limits
+        ) as client:
+            return await asyncio.gather(*(self._try(client, message) for message in messages))
 
-    async def _try(self, message: Message) -> NotDelivered | None:
+    async def _try(self, client: httpx.AsyncClient, message: Message) -> NotDelivered | None:
         limit_s = self.settings.webhook_timeout_s
         try:
             async with asyncio.timeout(limit_s):  # over all: a receiver that sends a byte now and then holds up nobody
-                await self._send(message)
+                await self._send(client, message)
         except TimeoutError:
             return NotDelivered(f"it did not answer within {limit_s:g} s")
         except NotDelivered as failure:
@@ -75,20 +86,18 @@ class Webhooks:
             return NotDelivered(f"it cannot be reached: {error}")
         return None
 
-    async def _send(self, message: Message) -> None:
+    async def _send(self, client: httpx.AsyncClient, message: Message) -> None:
         url = httpx.URL(message.url)
         port = url.port or (443 if url.scheme == "https" else 80)
         address = await self._address(url.host, port)
         headers = webhook_headers(message.id, self.clock.now(), message.body, self.settings.webhook_key)
         headers["host"] = url.netloc.decode("ascii")
-        # A proxy of the environment would look the name up once more, by itself.
-        async with httpx.AsyncClient(timeout=self.settings.webhook_timeout_s, follow_redirects=False, trust_env=False) as client:
-            request = client.build_request(
-                "POST", url.copy_with(host=address), content=message.body.encode(), headers=headers,
-                extensions={"sni_hostname": url.host},
-            )  # fmt: skip
-            answer = await client.send(request, stream=True)  # what it says besides is not read
-            await answer.aclose()
+        request = client.build_request(
+            "POST", url.copy_with(host=address), content=message.body.encode(), headers=headers,
+            extensions={"sni_hostname": url.host},
+        )  # fmt: skip
+        answer = await client.send(request, stream=True)  # what it says besides is not read
+        await answer.aclose()
         if not answer.is_success:
             where = "; redirects are not followed" if answer.is_redirect else ""
             raise NotDelivered(f"it answered {answer.status_code}{where}", final=answer.status_code == GONE)
@@ -118,6 +127,11 @@ class Webhooks:
         self.store.webhooks.remove(message)
         text = f"{host} could not be told of the job's end, in {message.tries + 1} tries; the last one: {failure}"
         self.store.events.append(message.run_id, NewEvent("webhook", text, "warn", data))
+
+
+@cache
+def _usual_authorities() -> ssl.SSLContext:
+    return httpx.create_ssl_context()  # reading them all takes a while, so once
 
 
 def check_webhook(url: str | None, settings: Settings) -> list[str]:

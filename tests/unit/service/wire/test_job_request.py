@@ -195,6 +195,7 @@ STORED = {
     "resources": {"priority": 3},
     "retention": {"ttl_s": 60},
     "retry": {"max_attempts": 2},
+    "webhook_url": "https://example.org/hook",
     "metadata": {"team": "x"},
     "adapter": {"rank": 2},
     "training": {"num_epochs": 2},
@@ -215,6 +216,19 @@ def test_every_field_of_the_request_is_part_of_what_is_stored():
         assert JobRequest.model_validate(request.model_dump(mode="json", exclude_unset=True)).digest() == request.digest()
 
 
+DIGESTS = (
+    "6691a5fbc3d4f868fe61f43a2670e8f0788962d2592d34dfea18e08ef2d746be",
+    "428f3904d2c8757093042f42bc435f850d56e85d26cbac60739da1ba91cd5bf2",
+)
+
+
+def test_a_digest_that_is_stored_outlives_new_fields_with_defaults():
+    # As a server of the first release stored them: a later one must know its own jobs again.
+    assert JobRequest(**BASE).digest() == DIGESTS[0]
+    rich = {"adapter": {"rank": 2}, "retry": {"max_attempts": 2, "on": ["lost"]}, "loggers": [{"kind": "tensorboard"}]}
+    assert JobRequest(**BASE, **rich, resources={"devices": [0, 1]}).digest() == DIGESTS[1]
+
+
 def test_the_digest_is_of_the_meaning():
     short = JobRequest(**BASE)
     long = JobRequest(**BASE, training={"num_epochs": 1}, metadata={}, resources={"priority": 0})
@@ -233,7 +247,13 @@ def test_the_digest_is_of_the_meaning():
         ({"training": {"effective_batch_size": 10**9}}, "training.effective_batch_size"),
         ({"adapter": {"rank": 0}}, "adapter.rank"),
         ({"adapter": {"quantize_base": True}}, "adapter.quantize_base"),
-        ({"webhook_url": "http://x"}, "webhook_url"),
+        ({"webhook_url": "ftp://x"}, "webhook_url"),
+        ({"webhook_url": "https://user:word@x"}, "webhook_url"),
+        ({"webhook_url": "https:///path"}, "webhook_url"),
+        ({"webhook_url": "https://x/a b"}, "webhook_url"),
+        ({"webhook_url": "https://x/#part"}, "webhook_url"),
+        ({"webhook_url": "https://x:99999/"}, "webhook_url"),
+        ({"webhook_url": "https://[::1/"}, "webhook_url"),
         ({"job_uuid": "../x"}, "job_uuid"),
         ({"job_uuid": "a" * 129}, "job_uuid"),
         ({"name": "a\x00b"}, "name"),
