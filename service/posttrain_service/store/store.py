@@ -12,6 +12,7 @@ from posttrain_service.store.idempotency import IdempotencyRows
 from posttrain_service.store.jobs import JobRows
 from posttrain_service.store.leases import LeaseRows
 from posttrain_service.store.slots import SlotRows
+from posttrain_service.store.webhooks import WebhookRows
 
 
 class Store:
@@ -34,6 +35,7 @@ class Store:
         self.slots = SlotRows(self.database)
         self.leases = LeaseRows(self.database, clock)
         self.idempotency = IdempotencyRows(self.database, clock)
+        self.webhooks = WebhookRows(self.database, clock)
 
     def check_writable(self) -> None:
         """Take and give back the right to write, for health checks.
