@@ -89,7 +89,8 @@ class Rank:
         row = json.loads(Path(args["data_path"]).read_text().splitlines()[0])
         words = row["messages"][0]["content"].split()
         self.todo = dict(word.partition("=")[::2] for word in words)
-        self.step = self.stopped = self.ticks = 0
+        self.step = self.ticks = 0
+        self.stopped = False
         self.seen: dict[int, tuple[int, int]] = {}
         self.launcher_seen_at = time.monotonic()
 
@@ -140,6 +141,8 @@ class Rank:
             beat = {"time": time.time(), "phase": phase, "step": self.step, "total_steps": STEPS, "epoch": self.step / STEPS}
             write_json(self.attempt.heartbeat, beat, durable=False)
         time.sleep(TICK_S)
+        # A rank that is signalled alone has the others stop with it, at the next step that they all make.
+        self.stopped = self.stopped or next(self.attempt.path.glob(".signalled-rank-*"), None) is not None
         if phase and self.stopped:
             self._end_early(phase)
         if time.monotonic() - self.launcher_seen_at > 1.0:
@@ -172,6 +175,7 @@ class Rank:
         if phase == "save":
             return  # a save is finished first, or the checkpoint would be lost
         want = (read_json(self.attempt.stop) or {}).get("want")
+        (self.attempt.path / f".signalled-rank-{self.rank}").touch()
         if want is None and (self.attempt.errors() or self._is_missing_ranks()):
             os._exit(1)
         if self.rank == 0:
@@ -182,7 +186,6 @@ class Rank:
 
     def _is_missing_ranks(self) -> bool:
         """Whether the signal means that another rank has died; rank 0 then says so."""
-        (self.attempt.path / f".signalled-rank-{self.rank}").touch()
         deadline = time.monotonic() + 1.0
         while self.rank == 0 and time.monotonic() < deadline:
             if all((self.attempt.path / f".signalled-rank-{rank}").exists() for rank in range(self.world_size)):

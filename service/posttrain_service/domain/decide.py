@@ -132,9 +132,11 @@ def _alive_running(job: Job, seen: Seen, now: float, limits: Limits) -> Action:
     beat = seen.heartbeat or {}
     phase = str(beat.get("phase", "import"))
     limit = limits.heartbeat_s.get(phase, max(limits.heartbeat_s.values(), default=float("inf")))
+    # A monotonic clock where both sides have one: a clock that is set, or a host that slept, is no silence of the run.
     last = max(_number(beat.get("time")), job.started_at or job.moved_at)
-    if now - last > limit:
-        text = f"no progress for {now - last:.0f} s in phase {phase}, where {limit:g} s are allowed; the job is stopped"
+    silence_s = now - last if seen.silence_s is None else seen.silence_s
+    if silence_s > limit:
+        text = f"no progress for {silence_s:.0f} s in phase {phase}, where {limit:g} s are allowed; the job is stopped"
         return _stop(job, EndReason.HEARTBEAT_TIMEOUT, "cancel", text, now, limits)
     return Action(Act.WAIT, "the run makes progress")
 

@@ -48,6 +48,11 @@ class Seen(Protocol):
         ...
 
     @property
+    def silence_s(self) -> float | None:
+        """Seconds since the heartbeat by a clock that nobody sets; None = not known."""
+        ...
+
+    @property
     def result(self) -> dict[str, Any] | None:
         """The trainer's result.json."""
         ...

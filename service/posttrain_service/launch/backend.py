@@ -61,6 +61,8 @@ class Seen:
     """Ranks live although their supervising process does not; they must be swept before the attempt counts as over."""
     heartbeat: dict[str, Any] | None = None
     """heartbeat.json."""
+    silence_s: float | None = None
+    """Seconds since the heartbeat by a clock that nobody sets; None = not known, the heartbeat's own time is all there is."""
     result: dict[str, Any] | None = None
     """result.json."""
     error: dict[str, Any] | None = None

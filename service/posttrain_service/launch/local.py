@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -125,12 +126,14 @@ class LocalBackend:
         if liveness is Liveness.DEAD and record is None and not paths.shim_lock.exists() and _shim_of(run, run_dir, attempt):
             problems.append("shim.lock was deleted while its holder lives")
             liveness = Liveness.ALIVE
+        beat = _read(paths.heartbeat, problems)
         return Seen(
             liveness=liveness,
             exit=record,
             started=run is not None,
             orphans=orphans,
-            heartbeat=_read(paths.heartbeat, problems),
+            heartbeat=beat,
+            silence_s=_silence_s(run, beat),
             result=(result := _read(paths.result, problems)),
             error=_first_error(paths, problems) or _unsaid_error(paths, record, result),
             launched_at=_number(run, "started_at"),
@@ -212,6 +215,15 @@ def _shim_of(run: dict[str, Any] | None, run_dir: RunDir, attempt: int) -> proc.
     """The shim that a run.json names, if that process lives and was started for this very attempt."""
     shim = proc.Identity.from_json((run or {}).get("shim"))
     return shim if shim is not None and proc.carries(shim, run_dir.path.name, attempt) else None
+
+
+def _silence_s(run: dict[str, Any] | None, beat: dict[str, Any] | None) -> float | None:
+    """Seconds since the last beat by the monotonic clock, which all processes of one boot share."""
+    shim, written = proc.Identity.from_json((run or {}).get("shim")), _number(beat, "monotonic")
+    if shim is None or written is None or shim.boot_id != proc.own().boot_id:
+        return None
+    silence_s = time.monotonic() - written
+    return silence_s if silence_s >= 0 else None
 
 
 def _first_error(paths: AttemptDir, problems: list[str]) -> dict[str, Any] | None:

@@ -170,6 +170,15 @@ class JobRows(JobLists):
             insert_events(connection, run_id, events, self._clock.now())
             return _read(connection, run_id)
 
+    def postpone_deadlines(self, seconds: float, *, fence: Lease) -> int:
+        """Move the deadlines of all jobs that have not ended, because the clock was set; how many had one."""
+        with self._database.write() as connection:
+            if not holds(connection, fence):
+                return 0
+            pending = jobs.c.deadline_at.is_not(None) & jobs.c.state.not_in([str(s) for s in TERMINAL])
+            values = {"deadline_at": jobs.c.deadline_at + seconds, "version": jobs.c.version + 1}
+            return connection.execute(update(jobs).where(pending).values(**values)).rowcount
+
     def condemn(self, run_id: str) -> bool:
         """Begin to delete a terminal job: from now on it is hidden and can't be moved. False when it isn't terminal.
 

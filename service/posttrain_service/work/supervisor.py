@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from posttrain_service.clock import Clock
+from posttrain_service.clock import Clock, Jumps
 from posttrain_service.domain.deadlines import Limits, on_entry
 from posttrain_service.domain.decide import Act, Action, decide
 from posttrain_service.domain.job import Job
@@ -60,6 +60,7 @@ class Supervisor:
         self._store = store
         self._backend = backend
         self._clock = clock
+        self._jumps = Jumps(clock)
         self._hints = hints
         self._leader = leader
         self._redactor = Redactor(settings)
@@ -79,6 +80,10 @@ class Supervisor:
         lease = self._leader.lease()
         if lease is None:
             return None
+        if (jump := self._jumps.since_last()) != 0.0:
+            # No job has had more or less time because of it.
+            count = self._store.jobs.postpone_deadlines(jump, fence=lease)
+            log.warning("the clock was set by %+.0f s (or this host slept): %d deadlines move with it", jump, count)
         live = self._store.jobs.live()
         known = {job.run_id for job in live}
         self._ingest.forget_all_but(known)

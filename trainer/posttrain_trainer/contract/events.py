@@ -35,7 +35,7 @@ class MetricsPoint(Record):
     time: float
     """When the step ended."""
     loss: float | None = None
-    """Mean loss over the supervised tokens of the global batch; None when it was not finite."""
+    """Mean loss over the supervised tokens (dpo: pairs) of the global batch; None when it was not finite."""
     learning_rate: float | None = None
     """Learning rate that the step used."""
     grad_norm: float | None = None
@@ -63,13 +63,19 @@ class MetricsPoint(Record):
     skipped: bool | None = None
     """True when loss or gradients were not finite and the step was not applied."""
     accuracy: float | None = None
-    """Share of supervised tokens that were the model's first guess."""
+    """Share of supervised tokens that were the model's first guess; dpo: of pairs whose chosen answer has the higher reward."""
+    rewards_chosen: float | None = None
+    """dpo: mean reward of the chosen answers, beta times the log-ratio to the reference."""
+    rewards_rejected: float | None = None
+    """dpo: mean reward of the rejected answers."""
+    rewards_margin: float | None = None
+    """dpo: mean difference of the two."""
     validation_loss: float | None = None
     """Mean loss over the validation set after this step."""
     validation_perplexity: float | None = None
     """exp(validation_loss)."""
     validation_accuracy: float | None = None
-    """Token accuracy over the validation set."""
+    """The same as accuracy, over the validation set."""
 
 
 class RunEvent(Record):
@@ -94,6 +100,8 @@ class Heartbeat(Record):
 
     time: float
     """When it was written."""
+    monotonic: float | None = None
+    """When it was written by the host's monotonic clock, which nobody sets; means something on the same boot only."""
     phase: Phase
     """What the trainer is doing; each phase has its own deadline in the service."""
     step: int = 0

@@ -38,7 +38,7 @@ class Heart:
             progress: New values of Heartbeat's other fields; the rest stay.
         """
         urgent = phase != self.now.phase or self._written_at == 0.0
-        self.now = self.now.model_copy(update={**progress, "phase": phase, "time": time.time()})
+        self.now = self.now.model_copy(update={**progress, "phase": phase, "time": time.time(), "monotonic": time.monotonic()})
         if urgent or time.monotonic() - self._written_at >= _LEAST_PAUSE_S:
             self.flush()
 

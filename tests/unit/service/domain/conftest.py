@@ -19,6 +19,7 @@ class Look:
     started: bool = True
     orphans: bool = False
     heartbeat: dict[str, Any] | None = None
+    silence_s: float | None = None
     result: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
 

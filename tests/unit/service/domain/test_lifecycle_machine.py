@@ -43,6 +43,7 @@ class Attempt:
     result: dict | None = None
     error: dict | None = None
     heartbeat: dict | None = None
+    silence_s: float | None = None
     readable: bool = True
     orphans: bool = False
     starts: int = 0

@@ -263,3 +263,34 @@ def test_an_unreadable_events_file_does_not_keep_a_job_from_ending(bench):
     bench.ends(job, result=DONE)
     bench.rounds()
     assert bench.job(job).state == "succeeded"
+
+
+def test_a_clock_that_is_set_ends_nothing(make_bench):
+    bench = make_bench(heartbeat_train_s=60, slots=("cpu:0", "cpu:1"))
+    running, timed = bench.run(), bench.run(resources={"max_duration_s": 600})
+    for job in (running, timed):
+        bench.sees(job, heartbeat={"phase": "train", "time": bench.clock.now()}, silence_s=1.0)
+    queued = bench.submit()
+    deadline = bench.job(timed).deadline_at
+    for seconds in (3 * 86400.0, -5 * 86400.0):
+        bench.clock.jump(seconds)
+        bench.rounds(2)
+        deadline += seconds
+        assert [bench.job(job).state for job in (running, timed, queued)] == ["running", "running", "queued"]
+        assert abs(bench.job(timed).deadline_at - deadline) < 0.001
+    bench.clock.advance(601)
+    bench.rounds()
+    assert [bench.job(job).state for job in (running, timed)] == ["running", "stopping"]
+    bench.sees(running, silence_s=61.0)
+    bench.rounds()
+    assert bench.job(running).reason == "heartbeat_timeout"
+
+
+def test_the_end_of_a_stop_tells_how_long_it_took(bench):
+    job = bench.run()
+    bench.jobs.cancel(job.job_uuid)
+    bench.clock.advance(1.25)
+    bench.ends(job, 1)
+    bench.rounds()
+    end = [event for event in bench.jobs.events(job.job_uuid).data if event.type == "cancelled"]
+    assert [event.data["stop_took_s"] for event in end] == [1.25]
