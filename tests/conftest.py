@@ -23,6 +23,7 @@ MODEL_NAME = "SmolLM2-135M-Instruct"
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # on a busy machine threads that spin cost several times as much
 for name in [name for name in os.environ if name.startswith("POSTTRAIN_") and not name.startswith("POSTTRAIN_TEST_")]:
     del os.environ[name]  # a developer's own settings must not decide what a test sees
 
