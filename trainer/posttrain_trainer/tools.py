@@ -17,7 +17,7 @@ from posttrain_trainer import logs
 from posttrain_trainer.contract.errors import InvalidArguments
 from posttrain_trainer.contract.spec import FullTrainingArguments
 from posttrain_trainer.data.loader import StepLoader
-from posttrain_trainer.data.prepare import Dataset, prepare_dataset
+from posttrain_trainer.data.prepare import Prepared, prepare_dataset
 from posttrain_trainer.device import Device
 from posttrain_trainer.models.convert import convert_model
 from posttrain_trainer.models.estimate import estimate_memory, measure_model
@@ -230,7 +230,7 @@ def _end_tokens(config: GenerationConfig, tokenizer: Any) -> list[int]:
     return sorted({int(end) for end in (*ends, tokenizer.eos_token_id) if end is not None})
 
 
-def _prepare(args: FullTrainingArguments, cache_dir: Path) -> tuple[Dataset, int]:
+def _prepare(args: FullTrainingArguments, cache_dir: Path) -> tuple[Prepared, int]:
     """The tokenised training data, and the most tokens of a micro-batch."""
     positions = max_positions(load_config(find_model(args.model_path)))
     max_seq_len, max_batch_len = sequence_limits(args, positions)
@@ -238,7 +238,7 @@ def _prepare(args: FullTrainingArguments, cache_dir: Path) -> tuple[Dataset, int
     return prepare_dataset(args.data_path, tokenizer=tokenizer, args=args, max_seq_len=max_seq_len, cache_dir=cache_dir), max_batch_len
 
 
-def _loader(dataset: Dataset, args: FullTrainingArguments, max_batch_len: int, world_size: int) -> StepLoader:
+def _loader(dataset: Prepared, args: FullTrainingArguments, max_batch_len: int, world_size: int) -> StepLoader:
     return StepLoader(
         dataset,
         effective_batch_size=args.effective_batch_size,

@@ -1,4 +1,4 @@
-"""One micro-batch of one rank, and how samples become one.
+"""One micro-batch of one rank, and how samples become one. A sample is one document, or a group of them.
 
 Shapes: B rows, S tokens in a row. Packed: B = 1, documents one after another without padding. Padded: one document a
 row, padding on the right, which causal attention never looks at from within the document.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,15 @@ IGNORE = -100
 
 Sample = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
 """Token ids and shifted labels of one document, [L] each."""
+
+
+class Group(NamedTuple):
+    """A sample of several documents."""
+
+    documents: tuple[Sample, ...]
+    """For a pair: the chosen answer with its prompt, and the rejected one with the same."""
+    reference: npt.NDArray[np.float32] | None
+    """For a pair: the reference's log-probabilities of both, [2]; None where there are none yet."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,9 @@ class Batch:
     num_supervised: int
     """Labels that are not -100."""
     num_samples: int
-    """Documents; 0 on a rank without data, whose batch is one token without a label."""
+    """Samples; 0 on a rank without data, whose batch is one token without a label."""
+    reference_P2: Tensor | None = None
+    """For pairs: the reference's log-probabilities of chosen and rejected, fp32; None where there are none."""
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch with its tensors on another device."""
@@ -49,28 +61,39 @@ class Batch:
             input_ids_BS=self.input_ids_BS.to(device, non_blocking=True),
             labels_BS=self.labels_BS.to(device, non_blocking=True),
             position_ids_BS=self.position_ids_BS.to(device, non_blocking=True),
+            reference_P2=None if self.reference_P2 is None else self.reference_P2.to(device, non_blocking=True),
         )
 
+    def document_of_each(self) -> Tensor:
+        """Number of the document that each position of the batch belongs to, int64 [B, S]."""
+        device = self.input_ids_BS.device
+        numbers = torch.arange(len(self.lengths), device=device)
+        if self.packed:
+            return numbers.repeat_interleave(torch.tensor(self.lengths, device=device))[None]
+        return numbers[:, None].expand_as(self.input_ids_BS)
 
-def collate(samples: Sequence[Sample], *, packed: bool, pad_id: int) -> Batch:
+
+def collate(samples: Sequence[Sample | Group], *, packed: bool, pad_id: int) -> Batch:
     """A micro-batch of these samples; without any, one token that is not learned and counts for nothing.
 
     Args:
         samples: At least one token each.
-        packed: One row without padding, or one row a sample.
+        packed: One row without padding, or one row a document.
         pad_id: Fills rows on the right when not packed; may be a token that the samples hold, too.
     """
     if not samples:
         return _empty(packed=packed, pad_id=pad_id)
-    lengths = tuple(len(ids) for ids, _ in samples)
+    documents = [document for sample in samples for document in (sample.documents if isinstance(sample, Group) else (sample,))]
+    references = [sample.reference for sample in samples if isinstance(sample, Group) and sample.reference is not None]
+    lengths = tuple(len(ids) for ids, _ in documents)
     if packed:
-        ids = np.concatenate([ids for ids, _ in samples])[None]
-        labels = np.concatenate([labels for _, labels in samples])[None]
+        ids = np.concatenate([ids for ids, _ in documents])[None]
+        labels = np.concatenate([labels for _, labels in documents])[None]
         positions = np.concatenate([np.arange(length) for length in lengths])[None]
     else:
-        shape = (len(samples), max(lengths))
+        shape = (len(documents), max(lengths))
         ids, labels = np.full(shape, pad_id, dtype=np.int32), np.full(shape, IGNORE, dtype=np.int32)
-        for row, (sample_ids, sample_labels) in enumerate(samples):
+        for row, (sample_ids, sample_labels) in enumerate(documents):
             ids[row, : lengths[row]] = sample_ids
             labels[row, : lengths[row]] = sample_labels
         positions = np.broadcast_to(np.arange(shape[1]), shape)
@@ -83,6 +106,7 @@ def collate(samples: Sequence[Sample], *, packed: bool, pad_id: int) -> Batch:
         num_tokens=sum(lengths),
         num_supervised=int((labels != IGNORE).sum()),
         num_samples=len(samples),
+        reference_P2=torch.from_numpy(np.stack(references)) if references else None,
     )
 
 

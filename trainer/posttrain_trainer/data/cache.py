@@ -33,17 +33,21 @@ class Dataset:
         supervised: Labels of each sample, int32 [N].
         report: What was read and what became of it: rows, samples, tokens, supervised_tokens, max_len, format,
             invalid, errors, dropped, dropped_lines, truncated, ignored, warnings.
+        padded_lengths: Room of each sample where it is padded to its longest document: the same as `lengths`.
+        key: Name of the folder that holds it, which stands for its content.
     """
 
     def __init__(
         self, ids: npt.NDArray[np.int32], trained: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int32],
-        supervised: npt.NDArray[np.int32], report: dict[str, Any], members: npt.NDArray[np.int64] | None = None,
+        supervised: npt.NDArray[np.int32], report: dict[str, Any], members: npt.NDArray[np.int64] | None = None, key: str = "",
     ) -> None:  # fmt: skip
+        self.key = key
         self._ids, self._trained = ids, trained
         self._all_lengths, self._all_supervised = lengths, supervised
         self._ends = np.cumsum(lengths, dtype=np.int64)
         self._members = np.arange(len(lengths)) if members is None else members
         self.lengths = lengths[self._members]
+        self.padded_lengths = self.lengths
         self.supervised = supervised[self._members]
         self.report = report | {
             "samples": len(self),
@@ -69,15 +73,25 @@ class Dataset:
         Raises:
             InvalidData: There are too few samples for two parts.
         """
-        count = max(1, round(len(self) * share))
-        if count >= len(self):
-            raise InvalidData(f"{len(self)} samples cannot be split with a validation share of {share}; give more data or a smaller share")
-        held = np.zeros(len(self), dtype=np.bool_)
-        held[order(len(self), seed, epoch=0, purpose=1)[:count]] = True
+        held = held_out(len(self), share, seed)
         return self._part(~held), self._part(held)
 
     def _part(self, chosen: npt.NDArray[np.bool_]) -> Dataset:
-        return Dataset(self._ids, self._trained, self._all_lengths, self._all_supervised, self.report, self._members[chosen])
+        return Dataset(self._ids, self._trained, self._all_lengths, self._all_supervised, self.report, self._members[chosen], self.key)
+
+
+def held_out(count: int, share: float, seed: int) -> npt.NDArray[np.bool_]:
+    """Which of `count` samples are held out, at least one, chosen by `seed`; bool [count].
+
+    Raises:
+        InvalidData: There are too few samples for two parts.
+    """
+    chosen = max(1, round(count * share))
+    if chosen >= count:
+        raise InvalidData(f"{count} samples cannot be split with a validation share of {share}; give more data or a smaller share")
+    held = np.zeros(count, dtype=np.bool_)
+    held[order(count, seed, epoch=0, purpose=1)[:chosen]] = True
+    return held
 
 
 def order(count: int, seed: int, epoch: int, purpose: int = 0) -> npt.NDArray[np.int64]:
@@ -111,7 +125,7 @@ def open_cache(folder: Path) -> Dataset | None:
             return None
         arrays.append(np.memmap(path, dtype=kind, mode="r"))
     ids, trained, lengths, supervised = arrays
-    return Dataset(ids, trained, np.array(lengths), np.array(supervised), record["report"])
+    return Dataset(ids, trained, np.array(lengths), np.array(supervised), record["report"], key=folder.name)
 
 
 def write_cache(folder: Path, chunks: Iterable[Chunk], finish: Callable[[], dict[str, Any]]) -> Dataset:

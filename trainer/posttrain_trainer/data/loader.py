@@ -14,21 +14,22 @@ import numpy as np
 import numpy.typing as npt
 
 from posttrain_trainer.contract.errors import CheckpointInvalid, InvalidArguments
-from posttrain_trainer.data.batch import Batch, Sample, collate
+from posttrain_trainer.data.batch import Batch, Group, Sample, collate
 from posttrain_trainer.data.cache import order
 from posttrain_trainer.data.pack import Indices, Plan, plan_packed, plan_padded
 
 
 class Samples(Protocol):
-    """What a loader draws from; `Dataset` is one."""
+    """What a loader draws from; `Dataset` and `Groups` are."""
 
     lengths: npt.NDArray[np.int32]
+    padded_lengths: npt.NDArray[np.int32]
     supervised: npt.NDArray[np.int32]
 
     def __len__(self) -> int: ...
 
-    def sample(self, number: int) -> Sample:
-        """Ids and shifted labels."""
+    def sample(self, number: int) -> Sample | Group:
+        """Ids and shifted labels, of one document or of several."""
         ...
 
 
@@ -73,7 +74,7 @@ class StepLoader:
         self, dataset: Samples, *, effective_batch_size: int, max_batch_len: int, rank: int, world_size: int, seed: int,
         shuffle: bool, num_epochs: int, packed: bool, pad_id: int, max_steps_per_epoch: int | None = None, max_steps: int | None = None,
     ) -> None:  # fmt: skip
-        _check(dataset, max_batch_len)
+        _check(_rooms(dataset, packed=packed), max_batch_len)
         self._dataset = dataset
         self._size = effective_batch_size
         self._capacity, self._rank, self._world_size = max_batch_len, rank, world_size
@@ -103,7 +104,7 @@ class StepLoader:
         epoch, place = divmod(self._step, self.steps_per_epoch)
         chosen = self._epoch_order(epoch)[place * self._size : (place + 1) * self._size]
         lengths = self._dataset.lengths[chosen]
-        plan = _plan(lengths, self._capacity, self._world_size, packed=self._packed)
+        plan = _plan(_rooms(self._dataset, packed=self._packed)[chosen], self._capacity, self._world_size, packed=self._packed)
         batches = [_collate(self._dataset, chosen[group], packed=self._packed, pad_id=self._pad_id) for group in plan[self._rank]]
         self._step += 1
         return StepBatches(
@@ -168,10 +169,11 @@ def validation_batches(
     Raises:
         InvalidArguments: A sample is longer than `max_batch_len`, or there are none.
     """
-    _check(dataset, max_batch_len)
+    rooms = _rooms(dataset, packed=packed)
+    _check(rooms, max_batch_len)
     chosen = order(len(dataset), seed=0, epoch=0)
     while True:
-        plan = _plan(dataset.lengths[chosen], max_batch_len, world_size, packed=packed)
+        plan = _plan(rooms[chosen], max_batch_len, world_size, packed=packed)
         if max_batches is None or len(plan[0]) <= max_batches:
             return _Lazy(dataset, [chosen[group] for group in plan[rank]], packed=packed, pad_id=pad_id)
         chosen = chosen[: max(1, min(len(chosen) - 1, len(chosen) * max_batches // len(plan[0])))]
@@ -194,10 +196,15 @@ class _Lazy(Sequence[Batch]):
         return _collate(self._dataset, self._groups[index], packed=self._packed, pad_id=self._pad_id)
 
 
-def _check(dataset: Samples, max_batch_len: int) -> None:
-    if not len(dataset):
+def _rooms(dataset: Samples, *, packed: bool) -> npt.NDArray[np.int32]:
+    """Tokens that each sample takes in a micro-batch."""
+    return dataset.lengths if packed else dataset.padded_lengths
+
+
+def _check(lengths: npt.NDArray[np.int32], max_batch_len: int) -> None:
+    if not len(lengths):
         raise InvalidArguments("the data set is empty")
-    if (longest := int(dataset.lengths.max())) > max_batch_len:
+    if (longest := int(lengths.max())) > max_batch_len:
         raise InvalidArguments(f"max_batch_len is {max_batch_len}, but a sample has {longest} tokens; raise max_batch_len or lower max_seq_len")
 
 

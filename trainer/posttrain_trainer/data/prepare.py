@@ -15,14 +15,19 @@ from typing import Any
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from posttrain_trainer.contract.errors import DiskFull, InvalidData
+from posttrain_trainer.contract.errors import DiskFull, InvalidArguments, InvalidData
+from posttrain_trainer.contract.methods import Method, PretrainMethod
 from posttrain_trainer.contract.rows import RowReport
 from posttrain_trainer.contract.spec import FullTrainingArguments
 from posttrain_trainer.data.cache import Dataset, open_cache, write_cache
+from posttrain_trainer.data.groups import Groups, blocks, pairs
 from posttrain_trainer.data.source import fingerprint, row_chunks
-from posttrain_trainer.data.tokenise import Chunk, Tokeniser
+from posttrain_trainer.data.tokenise import Chunk, Tokeniser, cut
 
-__all__ = ["Dataset", "prepare_dataset"]
+__all__ = ["Dataset", "Prepared", "prepare_dataset"]
+
+Prepared = Dataset | Groups
+"""Samples of one document, or of several."""
 
 _FORMAT = 1  # of the cache and of the masks; a change of either makes old caches unfindable
 _MAX_ERRORS = 100
@@ -33,13 +38,13 @@ _PARALLEL_BYTES = 8 * 2**20  # starting processes takes some seconds, in which o
 def prepare_dataset(
     path: str | Path, *, tokenizer: PreTrainedTokenizerBase, args: FullTrainingArguments, max_seq_len: int, cache_dir: Path,
     progress: Callable[[int], None] = lambda rows: None,
-) -> Dataset:  # fmt: skip
-    """Tokenise a file of conversations, or find the result of having done so.
+) -> Prepared:  # fmt: skip
+    """Tokenise a file of the rows that the method needs, or find the result of having done so.
 
     Args:
         path: JSONL, JSON, CSV or Parquet, plain, .gz or .zst.
-        tokenizer: Fast, with a chat template.
-        args: Takes train_on, over_length, invalid_rows and max_invalid_rows from it.
+        tokenizer: Fast, with a chat template unless the method is pretrain.
+        args: Takes method, train_on, over_length, invalid_rows and max_invalid_rows from it.
         max_seq_len: Longest sample in tokens.
         cache_dir: Made if missing. One process should prepare before others look.
         progress: Called every few hundred rows with the number done; what it raises ends the preparation and leaves
@@ -47,23 +52,40 @@ def prepare_dataset(
 
     Raises:
         InvalidData: The file cannot be read, has bad rows (`details["errors"]`), or nothing in it can be learned.
-        InvalidArguments: The tokenizer has no usable chat template.
+        InvalidArguments: The tokenizer has no usable chat template, or block_size is beyond max_seq_len.
         DiskFull: There was no room for the cache.
     """
     source = Path(path)
+    size = _block_size(args.method, max_seq_len)
     folder = cache_dir / f"tokens-{_key(source, tokenizer, args, max_seq_len)}"
     found = open_cache(folder)
     if found is not None:
-        return found
-    tokeniser = Tokeniser(tokenizer, args.train_on, max_seq_len, args.over_length)
+        return _grouped(found, args.method, size)
+    tokeniser = Tokeniser(tokenizer, args.train_on, max_seq_len, args.over_length, args.method)
     tally = _Tally(source, args, progress)
-    chunks = tokeniser.chunks(row_chunks(source), _processes(source))
+    chunks = tally.watch(tokeniser.chunks(row_chunks(source, args.method), _processes(source)))
     try:
-        return write_cache(folder, tally.watch(chunks), tally.finish)
+        documents = write_cache(folder, chunks if size is None else cut(chunks, size), tally.finish)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(f"no room for the tokenised data in {cache_dir}; free some space") from error
         raise
+    return _grouped(documents, args.method, size)
+
+
+def _block_size(method: Method, max_seq_len: int) -> int | None:
+    """Tokens of a block; None where samples are no blocks."""
+    if not isinstance(method, PretrainMethod):
+        return None
+    if method.block_size is not None and method.block_size > max_seq_len:
+        raise InvalidArguments(f"method.block_size {method.block_size} is beyond max_seq_len ({max_seq_len}); lower it or raise max_seq_len")
+    return method.block_size or max_seq_len
+
+
+def _grouped(documents: Dataset, method: Method, size: int | None) -> Prepared:
+    if size is not None:
+        return blocks(documents, size)
+    return pairs(documents) if method.kind == "dpo" else documents
 
 
 def _key(path: Path, tokenizer: PreTrainedTokenizerBase, args: FullTrainingArguments, max_seq_len: int) -> str:
@@ -72,7 +94,8 @@ def _key(path: Path, tokenizer: PreTrainedTokenizerBase, args: FullTrainingArgum
         backend.pop(changing, None)
     parts = [
         _FORMAT, transformers.__version__, fingerprint(path), backend, tokenizer.chat_template, tokenizer.special_tokens_map,
-        args.train_on, args.over_length, args.invalid_rows, args.max_invalid_rows, max_seq_len,
+        args.train_on, args.over_length, args.invalid_rows, args.max_invalid_rows, max_seq_len, args.method.kind,
+        args.method.text_column if isinstance(args.method, PretrainMethod) else None, _block_size(args.method, max_seq_len),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 

@@ -8,10 +8,14 @@ from itertools import islice
 from pathlib import Path
 
 from posttrain_trainer.contract.errors import InvalidData
-from posttrain_trainer.contract.rows import ParsedRow, iter_rows
+from posttrain_trainer.contract.methods import Method, PretrainMethod
+from posttrain_trainer.contract.rows import Kind, ParsedRow, iter_rows
 
 CHUNK_ROWS = 256
 """Rows that are tokenised in one call."""
+
+KINDS: dict[str, Kind] = {"sft": "conversation", "dpo": "preference", "pretrain": "document"}
+"""What rows must mean for each method."""
 
 
 def fingerprint(path: Path) -> str:
@@ -29,8 +33,9 @@ def fingerprint(path: Path) -> str:
     return content.hexdigest()
 
 
-def row_chunks(path: Path, size: int = CHUNK_ROWS) -> Iterator[list[ParsedRow]]:
-    """The rows of a file, which must be conversations, `size` at a time; bad ones carry their error."""
-    rows = iter_rows(path, kind="conversation")
+def row_chunks(path: Path, method: Method, size: int = CHUNK_ROWS) -> Iterator[list[ParsedRow]]:
+    """The rows of a file, which must be of the method's kind, `size` at a time; bad ones carry their error."""
+    column = method.text_column if isinstance(method, PretrainMethod) and method.text_column != "auto" else None
+    rows = iter_rows(path, kind=KINDS[method.kind], text_column=column)
     while chunk := list(islice(rows, size)):
         yield chunk

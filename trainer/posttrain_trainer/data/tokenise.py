@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -20,8 +21,10 @@ import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from posttrain_trainer.contract.messages import RowFault
-from posttrain_trainer.contract.rows import Conversation, ParsedRow
-from posttrain_trainer.data.mask import Encoder, Ids, Trained, TrainOn
+from posttrain_trainer.contract.methods import Method
+from posttrain_trainer.contract.rows import ParsedRow
+from posttrain_trainer.data.encode import Rendered, RowEncoder, row_encoder
+from posttrain_trainer.data.mask import Ids, Trained, TrainOn
 
 
 @dataclass
@@ -47,20 +50,22 @@ class Tokeniser:
         train_on: Which turns are learned.
         max_seq_len: Longest sample in tokens; one of exactly that length stays whole.
         over_length: What happens to a longer one.
+        method: Says what rows mean.
     """
 
     tokenizer: PreTrainedTokenizerBase
     train_on: TrainOn
     max_seq_len: int
     over_length: Literal["drop", "truncate_right"]
+    method: Method
 
     def chunks(self, source: Iterable[list[ParsedRow]], processes: int) -> Iterator[Chunk]:
         """Tokenise in order; with more than one process, some chunks ahead of what was asked for.
 
         Raises:
-            InvalidArguments: The tokenizer has no usable chat template.
+            InvalidArguments: The tokenizer has no usable chat template, and the method needs one.
         """
-        encoder = Encoder(self.tokenizer, self.train_on)
+        encoder = row_encoder(self.method, self.tokenizer, self.train_on)
         if processes < 2:
             yield from (self.run(encoder, rows) for rows in source)
             return
@@ -74,38 +79,61 @@ class Tokeniser:
             while waiting:
                 yield waiting.popleft().result()
 
-    def run(self, encoder: Encoder, rows: list[ParsedRow]) -> Chunk:
+    def run(self, encoder: RowEncoder, rows: list[ParsedRow]) -> Chunk:
         """One chunk."""
         chunk = Chunk()
-        rendered, lines = [], []
+        rendered: list[list[Rendered]] = []
+        lines = []
         for row in rows:
             error = row.error
-            if isinstance(row.row, Conversation):
+            if row.row is not None:
                 try:
                     rendered.append(encoder.render(row.row))
                     lines.append(row.line)
                 except RowFault as fault:
                     error = str(fault)
             chunk.rows.append(row._replace(row=None, error=error))
-        for line, (ids, trained) in zip(lines, encoder.tokenize(rendered), strict=True):
-            self._keep(chunk, line, ids, trained)
+        documents = iter(encoder.tokenize([text for texts in rendered for text in texts]))
+        for line, texts in zip(lines, rendered, strict=True):
+            self._keep(chunk, line, list(islice(documents, len(texts))))
         return chunk
 
-    def _keep(self, chunk: Chunk, line: int, ids: Ids, trained: Trained) -> None:
-        if len(ids) > self.max_seq_len:
+    def _keep(self, chunk: Chunk, line: int, documents: list[tuple[Ids, Trained]]) -> None:
+        """Add a row's documents, all or none of them."""
+        if self.method.kind != "pretrain" and any(len(ids) > self.max_seq_len for ids, _ in documents):
             if self.over_length == "drop":
                 chunk.dropped.append(("over_length", line))
                 return
-            ids, trained = ids[: self.max_seq_len], trained[: self.max_seq_len]
-            if not trained[1:].any():
+            documents = [(ids[: self.max_seq_len], trained[: self.max_seq_len]) for ids, trained in documents]
+            alike = len(documents) > 1 and np.array_equal(documents[0][0], documents[1][0])
+            if alike or not all(trained[1:].any() for _, trained in documents):
                 chunk.dropped.append(("answer_cut_off", line))
                 return
             chunk.truncated += 1
-        if not trained[1:].any():  # nothing comes before the first token, so it can't be predicted
+        if not all(trained[1:].any() for _, trained in documents):  # nothing comes before the first token, so it can't be predicted
             chunk.dropped.append(("nothing_to_learn", line))
             return
-        chunk.ids.append(ids)
-        chunk.trained.append(trained)
+        for ids, trained in documents:
+            chunk.ids.append(ids)
+            chunk.trained.append(trained)
+
+
+def cut(chunks: Iterable[Chunk], size: int) -> Iterator[Chunk]:
+    """Join documents and cut them into blocks of `size` tokens; what comes out are the pieces of documents in them.
+
+    A piece's first token is not learned: what it follows from is in another block or document.
+    """
+    filled = 0
+    for chunk in chunks:
+        documents, chunk.ids, chunk.trained = chunk.ids, [], []
+        for document in documents:
+            rest = document
+            while len(rest):
+                piece, rest = rest[: size - filled], rest[size - filled :]
+                chunk.ids.append(piece)
+                chunk.trained.append(np.arange(len(piece)) > 0)
+                filled = (filled + len(piece)) % size
+        yield chunk
 
 
 def shifted_labels(ids: Ids, trained: npt.NDArray[np.bool_], ignore: int) -> npt.NDArray[np.int32]:
@@ -115,14 +143,14 @@ def shifted_labels(ids: Ids, trained: npt.NDArray[np.bool_], ignore: int) -> npt
     return labels
 
 
-_worker: tuple[Tokeniser, Encoder] | None = None
+_worker: tuple[Tokeniser, RowEncoder] | None = None
 
 
 def _start_worker(tokeniser: Tokeniser) -> None:
     global _worker
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker = tokeniser, Encoder(tokeniser.tokenizer, tokeniser.train_on)
+    _worker = tokeniser, row_encoder(tokeniser.method, tokeniser.tokenizer, tokeniser.train_on)
 
 
 def _end_with_parent() -> None:

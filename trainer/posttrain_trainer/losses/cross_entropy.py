@@ -26,7 +26,9 @@ class MicroLoss(NamedTuple):
     loss_sum: Tensor
     """fp32 scalar: negative log-likelihood summed over supervised tokens, with its graph."""
     num_correct: Tensor
-    """int64 scalar: supervised tokens that were the first guess."""
+    """int64 scalar: supervised tokens that were the first guess (of pairs: those whose chosen answer has the higher reward)."""
+    extra: Tensor | None = None
+    """fp32 [K]: sums of the objective's further metrics, where it has any."""
 
 
 def cross_entropy(

@@ -19,6 +19,7 @@ from posttrain_trainer.models.source import find_model, loading
 _RUNTIME_BYTES = {"cpu": 600 * 2**20}
 _RUNTIME_ELSEWHERE = 1024 * 2**20
 _CHUNK_LOGITS_BYTES = 256 * 4 * 3  # per vocabulary entry: chunk of logits, its gradient, and one copy, in fp32
+_NF4_BYTES = 0.52  # a weight's four bits, and its share of the doubly quantised scales
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,13 @@ def estimate_memory(
     layers = size.layers if not args.activation_checkpointing else 1
     kept_inputs = size.layers * size.hidden * compute if args.activation_checkpointing else 0
     offload = 0 if args.fsdp.cpu_offload else 1
+    weights = offload * size.parameters * master // shards
+    if args.lora is not None and args.lora.quantize_base:
+        packed = size.parameters - size.outside_blocks - size.trainable
+        weights = (size.parameters - packed) * master // shards + int(packed * _NF4_BYTES)  # every rank holds all of the packed ones
+        gathered = compute * size.outside_blocks
     return MemoryEstimate(
-        weights=offload * size.parameters * master // shards,
+        weights=weights,
         gathered=gathered,
         gradients=size.trainable * 4 if accumulates else size.trainable * master // shards,
         optimizer=offload * (0 if args.optimizer == "sgd" else 2 * size.trainable * master // shards),

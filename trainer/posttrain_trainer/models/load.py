@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,12 +12,14 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from posttrain_trainer.contract.errors import InvalidArguments, ModelNotFound
+from posttrain_trainer.contract.methods import QatArguments
 from posttrain_trainer.contract.spec import FullTrainingArguments, LoraArguments
 from posttrain_trainer.device import Device
 from posttrain_trainer.dist import World
 from posttrain_trainer.models import attention, memory
 from posttrain_trainer.models.module import TrainModule, check_documents
-from posttrain_trainer.models.shard import check_sharding, find_blocks, set_gradient_sync, shard
+from posttrain_trainer.models.quant import count_of, quantised_loading, quantised_parameters
+from posttrain_trainer.models.shard import check_sharding, find_blocks, free_gathered, set_gradient_sync, shard
 from posttrain_trainer.models.source import ModelSource, find_model, loading
 from posttrain_trainer.models.tokenizer import load_tokenizer
 
@@ -51,12 +54,26 @@ class LoadedModel:
     """All parameters, tied ones once, adapters included."""
     num_trainable: int
     """Those that training changes."""
+    notes: tuple[str, ...] = field(default=())
+    """What was done to the model besides, for the run's events."""
     warnings: tuple[str, ...] = field(default=())
     """What the person who asked should know."""
 
     def set_sync(self, last: bool) -> None:
         """Whether the next backward reduces gradients over the ranks: only the last micro-batch of a step does."""
         set_gradient_sync(self.module, last)
+
+    def without_adapter(self) -> AbstractContextManager[None]:
+        """The model as it was before training, inside the with-block; a full model is what it is."""
+        if self.kind == "full":
+            return nullcontext()
+        from posttrain_trainer.models.lora import adapter_off
+
+        return adapter_off(self.hf_model)
+
+    def free_gathered(self) -> None:
+        """Give back what forward passes without a backward left gathered."""
+        free_gathered(self.module)
 
 
 def load_model(args: FullTrainingArguments, device: Device, world: World, *, tokenizer: Any = None) -> LoadedModel:
@@ -76,13 +93,16 @@ def load_model(args: FullTrainingArguments, device: Device, world: World, *, tok
     dtype = device.resolve_dtype(args.dtype)
     source = find_model(args.model_path)
     tokenizer = tokenizer if tokenizer is not None else load_tokenizer(args)
-    model = load_pretrained(source, torch.float32 if args.master_weights else dtype)
+    model = load_pretrained(source, torch.float32 if args.master_weights else dtype, **quantised_loading(args, device, dtype))
     causal = model
     trained = model if args.lora is None else _adapted(model, args.lora, args.random_seed)
     autocast = dtype if args.master_weights and not device.can_shard and dtype != torch.float32 else None
     module = TrainModule(trained)
     check_documents(module)
     module.autocast = autocast
+    notes = [] if args.qat is None else [_quantisation_aware(causal, args.qat)]  # after the check: rounding makes it coarse
+    if args.lora is not None and args.lora.quantize_base:
+        notes.append(f"{len(quantised_parameters(module))} frozen weights are kept in 4 bits (NF4); adapters fit the model as it was, too")
     blocks = find_blocks(causal, list(causal._no_split_modules or []))
     if args.activation_checkpointing:
         memory.checkpoint_activations(blocks)
@@ -99,6 +119,7 @@ def load_model(args: FullTrainingArguments, device: Device, world: World, *, tok
         dtype=dtype,
         num_parameters=total,
         num_trainable=trainable,
+        notes=tuple(notes),
         warnings=tuple(_warnings(args, device, dtype, causal, tokenizer)),
     )
 
@@ -109,8 +130,13 @@ def load_config(source: ModelSource) -> PretrainedConfig:
         return AutoConfig.from_pretrained(source.name, **source.options())
 
 
-def load_pretrained(source: ModelSource, dtype: torch.dtype) -> Any:
+def load_pretrained(source: ModelSource, dtype: torch.dtype, **options: Any) -> Any:
     """The causal language model with its weights in `dtype` on the CPU, attention by document, tied weights tied.
+
+    Args:
+        source: Where it is.
+        dtype: Of the weights.
+        options: Further keywords for `from_pretrained`, as `quantised_loading` gives them.
 
     Raises:
         ModelNotFound: Not there, damaged, without safetensors, or some weights are missing from its files.
@@ -129,6 +155,7 @@ def load_pretrained(source: ModelSource, dtype: torch.dtype) -> Any:
             use_safetensors=True,
             output_loading_info=True,
             **source.options(),
+            **options,
         )
     if missing := sorted(info["missing_keys"]):
         raise ModelNotFound(f"the files of {source.name} lack {len(missing)} weights, e.g. {missing[0]}; fetch the model again")
@@ -147,16 +174,16 @@ def sequence_limits(args: FullTrainingArguments, positions: int | None) -> tuple
     """Longest sample and most tokens of a micro-batch: (max_seq_len, max_batch_len), defaults filled in.
 
     Raises:
-        InvalidArguments: max_seq_len is beyond the model's limit, or max_batch_len below max_seq_len.
+        InvalidArguments: max_seq_len is beyond the model's limit.
     """
-    longest = args.max_seq_len
+    longest, documents = args.max_seq_len, args.documents_per_sample
     if longest is None:
         longest = min(_DEFAULT_SEQ_LEN, positions or _DEFAULT_SEQ_LEN)
         if args.max_batch_len is not None:
-            longest = min(longest, args.max_batch_len)
+            longest = min(longest, args.max_batch_len // documents)
     elif positions is not None and longest > positions:
         raise InvalidArguments(f"max_seq_len {longest} is beyond the model's limit of {positions} tokens; lower it to {positions}")
-    return longest, args.max_batch_len or max(longest, _DEFAULT_SEQ_LEN)
+    return longest, args.max_batch_len or max(longest * documents, _DEFAULT_SEQ_LEN)
 
 
 def _adapted(model: Any, args: LoraArguments, seed: int) -> PeftModel:
@@ -166,9 +193,16 @@ def _adapted(model: Any, args: LoraArguments, seed: int) -> PeftModel:
     return add_lora(model, args, seed=seed)
 
 
+def _quantisation_aware(model: nn.Module, args: QatArguments) -> str:
+    # Imported here: torchao takes seconds, which other runs need not pay.
+    from posttrain_trainer.models.qat import prepare_qat
+
+    return prepare_qat(model, args)
+
+
 def _count(module: nn.Module) -> tuple[int, int]:
     """All and trainable parameters; `parameters()` gives tied ones once."""
-    sizes = [(p.numel(), p.requires_grad) for p in module.parameters()]
+    sizes = [(count_of(p), p.requires_grad) for p in module.parameters()]
     return sum(n for n, _ in sizes), sum(n for n, trainable in sizes if trainable)
 
 

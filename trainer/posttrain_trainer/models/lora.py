@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import PreTrainedModel
 
 from posttrain_trainer.contract.errors import InvalidArguments, ModelNotFound
@@ -45,6 +46,22 @@ def add_lora(model: PreTrainedModel, args: LoraArguments, *, seed: int) -> PeftM
             return get_peft_model(model, config)
         except ValueError as error:
             raise InvalidArguments(f"lora.target_modules {targets!r} cannot carry an adapter: {error}") from error
+
+
+@contextmanager
+def adapter_off(model: Any) -> Iterator[None]:
+    """The model as it is without its adapter, inside the with-block.
+
+    Peft's own switch also makes the adapter untrainable and trainable again, which sharded parameters don't bear.
+    """
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
 
 
 def load_adapter(model: Any, folder: Path) -> PeftModel:

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from posttrain_trainer.contract.errors import InvalidArguments
 from posttrain_trainer.contract.spec import FsdpArguments
 from posttrain_trainer.dist import World
+from posttrain_trainer.models.quant import quantised_parameters
 
 
 def check_sharding(args: FsdpArguments, world: World) -> None:
@@ -33,7 +34,7 @@ def shard(root: nn.Module, blocks: Sequence[nn.Module], args: FsdpArguments, wor
 
     `sharding: none` is a mesh of whole copies whose gradients are averaged, so that every choice is one path. Tied
     parameters stay one parameter, since both ends belong to the root. On a device without FSDP2 the module is only
-    moved there, and computes in `dtype` by autocast.
+    moved there, and computes in `dtype` by autocast. Quantised weights stay whole on every rank.
 
     Args:
         root: Its forward must do everything that touches parameters outside the blocks, the head included.
@@ -49,10 +50,11 @@ def shard(root: nn.Module, blocks: Sequence[nn.Module], args: FsdpArguments, wor
     offload = CPUOffloadPolicy() if args.cpu_offload else OffloadPolicy()
     mesh = world.mesh(replicate=args.sharding == "none")
     reshard = args.sharding == "full"
+    packed = quantised_parameters(root)
     for block in blocks:
-        fully_shard(block, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload)
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard, mp_policy=precision, offload_policy=offload, ignored_params=packed)
     # The head's backward follows its forward at once: freeing the root's parameters in between would gather them twice.
-    fully_shard(root, mesh=mesh, reshard_after_forward=False, mp_policy=precision, offload_policy=offload)
+    fully_shard(root, mesh=mesh, reshard_after_forward=False, mp_policy=precision, offload_policy=offload, ignored_params=packed)
 
 
 def set_gradient_sync(root: nn.Module, last: bool) -> None:
@@ -60,6 +62,13 @@ def set_gradient_sync(root: nn.Module, last: bool) -> None:
     if isinstance(root, FSDPModule):
         root.set_requires_gradient_sync(last)
         root.set_is_last_backward(last)
+
+
+def free_gathered(root: nn.Module) -> None:
+    """Give back parameters that a forward pass without a backward left gathered; what looks at `root` then sees shards."""
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def find_blocks(model: nn.Module, class_names: Sequence[str]) -> list[nn.Module]:

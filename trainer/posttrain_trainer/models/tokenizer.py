@@ -17,12 +17,12 @@ def load_tokenizer(args: FullTrainingArguments) -> Any:
 
     Raises:
         ModelNotFound: No tokenizer there.
-        InvalidArguments: Neither model nor arguments have a chat template, or there is no end token.
+        InvalidArguments: Neither model nor arguments have a chat template (pretrain needs none), or there is no end token.
     """
     tokenizer = read_tokenizer(find_model(args.model_path))
     if args.chat_template is not None:
         tokenizer.chat_template = resolve_template(args.chat_template)
-    if not tokenizer.chat_template:
+    if not tokenizer.chat_template and args.method.kind != "pretrain":
         raise InvalidArguments(
             f"model {args.model_path} has no chat template; name one by chat_template ({', '.join(sorted(SHIPPED))}, or Jinja text)"
         )

@@ -23,6 +23,7 @@ class Samples:
 
     def __init__(self, count=64, seed=0):
         self.lengths = np.random.default_rng(seed).integers(3, 30, count).astype(np.int32)
+        self.padded_lengths = self.lengths
         self.supervised = (self.lengths - 2).astype(np.int32)
 
     def __len__(self):

@@ -103,6 +103,7 @@ class Bench:
     metrics: list[dict[str, float]] = field(default_factory=list)
     points: list[MetricsPoint] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
+    announced: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.weight = torch.nn.Parameter(torch.tensor(1.0))
@@ -112,9 +113,18 @@ class Bench:
         self.optimizer.register_step_pre_hook(lambda optimizer, *_: self.rates.append(optimizer.param_groups[0]["lr"]))
         self.events = EventLog(None, attempt=2)
 
-    def objective(self, _model, batch):
+    metric_names = ("rewards_margin",)
+    is_likelihood = True
+
+    def count(self, of):
+        return of.num_supervised
+
+    def before_step(self, _model, batches):
+        self.announced.append(len(batches))
+
+    def __call__(self, _model, batch):
         # The gradient of the loss per token is the loss itself, as far as the tests care.
-        return MicroLoss(self.weight * batch.loss * SUPERVISED, torch.tensor(3))
+        return MicroLoss(self.weight * batch.loss * SUPERVISED, torch.tensor(3), torch.tensor([SUPERVISED / 2]))
 
     def save(self, progress, trigger, metrics, *, merge):
         self.saved.append((trigger, progress.step, merge))
@@ -125,7 +135,7 @@ class Bench:
         sink = SimpleNamespace(name="memory", write=self.points.append, close=lambda: None)
         parts = Parts(
             args=self.args, attempt=2, world=Alone(), model=SimpleNamespace(module=self.module, set_sync=lambda _last: None),
-            objective=self.objective, optimizer=self.optimizer, loader=self.loader, validation=self.validation,
+            objective=self, optimizer=self.optimizer, loader=self.loader, validation=self.validation,
             checkpoints=SimpleNamespace(save=self.save), points=FanOut([sink], self.events.warn), events=self.events,
             heart=Heart(None), stop=self.stop, first_step_done=lambda: None,
         )  # fmt: skip
@@ -266,9 +276,24 @@ def test_metrics_of_a_checkpoint_are_those_of_its_own_step():
     b.args = b.args.model_copy(update={"validation_every_steps": 2})
     b.run()
     assert [sorted(metrics) for metrics in b.metrics] == [
-        ["accuracy", "loss"],
-        ["accuracy", "loss", "validation_accuracy", "validation_loss", "validation_perplexity"],
+        ["accuracy", "loss", "rewards_margin"],
+        ["accuracy", "loss", "rewards_margin", "validation_accuracy", "validation_loss", "validation_perplexity"],
     ]
+
+
+def test_an_objective_counts_for_itself_and_adds_its_own_metrics():
+    b = bench(2, validation=[Micro(0.2), Micro(0.2)], validation_data_path="v", steps_per_epoch=2)
+    b.run()
+    assert [point.rewards_margin for point in b.points if point.loss is not None] == [0.5, 0.5]
+    assert b.announced == [1, 1, 2]  # each step, then the whole validation
+    b = bench(1, validation=[Micro(0.2)], validation_data_path="v", steps_per_epoch=1)
+    b.count = lambda of: 2 * of.num_supervised
+    b.is_likelihood = False
+    b.run()
+    first, second = b.points
+    assert (first.rewards_margin, first.accuracy) == (0.25, 3 / SUPERVISED / 2)
+    assert second.validation_perplexity is None
+    assert second.validation_loss is not None
 
 
 def test_a_stop_during_validation_saves_what_was_trained():
