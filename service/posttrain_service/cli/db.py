@@ -1,4 +1,4 @@
-"""`posttrain db ...`: the database's schema, on the machine that has the database."""
+"""`posttrain db ...`: schema and backups of the database, on the machine that has it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from sqlalchemy import Engine
 
 from posttrain_service.cli.common import sentences
 from posttrain_service.cli.serve import read_settings
+from posttrain_service.settings import Settings
+from posttrain_service.store import backup as backups
 from posttrain_service.store.engine import make_engine
 from posttrain_service.store.upgrade import current, head, is_current
 from posttrain_service.store.upgrade import upgrade as bring_up_to_date
+from posttrain_service.work.restore import restore as put_back
 
-app = typer.Typer(help="Look after the database's schema.", no_args_is_help=True)
+app = typer.Typer(help="Look after the database: its schema, its backups.", no_args_is_help=True)
 
 StorageOption = Annotated[
     Path | None, typer.Option("--storage-dir", help="Folder of the embedded database; POSTTRAIN_STORAGE_DIR unless told.")
@@ -45,10 +48,46 @@ def check(storage_dir: StorageOption = None, database_url: UrlOption = None) -> 
         raise typer.Exit(1)
 
 
+@app.command()
+def backup(
+    to: Annotated[Path, typer.Argument(metavar="FILE", help="The new file; nothing is replaced.")],
+    storage_dir: StorageOption = None,
+    database_url: UrlOption = None,
+) -> None:
+    """Copy the embedded database to a new file, while servers and jobs go on. Uploads and runs are not part of it."""
+    with sentences():
+        database = backups.database_path(_settings(storage_dir, database_url).effective_database_url, "pg_dump")
+        size_bytes = backups.backup(database, to.absolute())
+        print(f"{to}: {size_bytes:,} bytes, checked")
+
+
+@app.command()
+def restore(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `posttrain db backup` made.")],
+    storage_dir: StorageOption = None,
+    database_url: UrlOption = None,
+) -> None:
+    """Put a backup of the embedded database back. Refused while a server or a job is running on the storage."""
+    with sentences():
+        settings = _settings(storage_dir, database_url)
+        database = backups.database_path(settings.effective_database_url, "pg_restore or psql")
+        settings.storage_dir.mkdir(parents=True, exist_ok=True)
+        done = put_back(settings, database, source.absolute())
+        print(f"the database is that of {source}")
+        if done.before is not None:
+            print(f"what it was before is kept in {done.before}")
+        for path in done.set_aside:
+            print(f"newer than the backup, moved to {path}")
+
+
+def _settings(storage_dir: Path | None, database_url: str | None) -> Settings:
+    told = {"storage_dir": None if storage_dir is None else str(storage_dir), "database_url": database_url}
+    return read_settings({name: value for name, value in told.items() if value is not None})
+
+
 @contextmanager
 def _engine(storage_dir: Path | None, database_url: str | None) -> Iterator[Engine]:
-    told = {"storage_dir": None if storage_dir is None else str(storage_dir), "database_url": database_url}
-    settings = read_settings({name: value for name, value in told.items() if value is not None})
+    settings = _settings(storage_dir, database_url)
     settings.storage_dir.mkdir(parents=True, exist_ok=True)
     engine = make_engine(settings.effective_database_url, busy_timeout_s=settings.database_busy_timeout_s)
     try:

@@ -32,6 +32,11 @@ def head() -> str:
     return revision
 
 
+def known_revisions() -> set[str]:
+    """Every schema revision that this build has migrations for."""
+    return {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+
+
 def current(engine: Engine) -> str | None:
     """The schema revision of the database; None for an empty one."""
     with engine.connect() as connection:
@@ -80,8 +85,7 @@ def _migrate(engine: Engine, revision: str, act: Any) -> bool:
 def _migrate_locked(connection: Connection, revision: str, act: Any, *, check: bool) -> bool:
     before = MigrationContext.configure(connection).get_current_revision()
     config = _config()
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if before is not None and before not in known:
+    if before is not None and before not in known_revisions():
         raise StoreMismatch(
             f"the database has schema {before}, which this build does not know: it was made by a newer posttrain; "
             "install that version, or restore a backup"

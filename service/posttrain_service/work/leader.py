@@ -17,6 +17,9 @@ from posttrain_service.store.leases import SCHEDULER, Lease
 from posttrain_service.store.store import Store
 from posttrain_trainer.contract.locks import Lock, LockHeld
 
+LEADER_LOCK = "leader.lock"
+"""Name of the lock file in the storage directory; held by the acting server, and by a restore instead of one."""
+
 
 class Leader:
     """Asks for the lead, keeps it, and says whether this process has it.
@@ -31,7 +34,7 @@ class Leader:
 
     def __init__(self, store: Store, storage_dir: Path, ttl_s: float, *, one_host: bool) -> None:
         self._store = store
-        self._lock_path = storage_dir / "leader.lock"
+        self._lock_path = storage_dir / LEADER_LOCK
         self._ttl_s = ttl_s
         self._one_host = one_host
         self._place = hashlib.sha256(f"{socket.gethostname()}:{storage_dir}".encode()).hexdigest()[:16]
