@@ -41,6 +41,7 @@ def main() -> int:
                 for fault in one.violations:
                     print(f"     VIOLATION {fault}", flush=True)
                 if one.violations:
+                    print(lab.story(lab.accepted[-2]), flush=True)
                     lab.close()  # what is left of a bad round must not spoil the next one
                     lab.accepted.clear()
                     (Path(folder) / str(number)).mkdir()

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 
+import posttrain_trainer
 from posttrain_service.client import ApiError, Client, ServerGone
 from posttrain_trainer.contract import proc
 from posttrain_trainer.contract.rundir import AttemptDir, RunDir, read_json
@@ -61,6 +62,8 @@ class Server:
 
     def start(self) -> None:
         """Start, and wait until it answers."""
+        if self.client is not None:
+            self.client.close()
         self._up = threading.Event()
         argv = [sys.executable, "-m", "posttrain_service", "serve"]
         # A session of its own: a job must survive whatever happens to its server's.
@@ -114,7 +117,8 @@ class Lab:
 
     def __init__(self, folder: Path, **settings: object) -> None:
         python = folder / "python"
-        python.write_text(f"#!/bin/sh\nexec {sys.executable} {STAND_IN} \"$@\"\n")
+        trainer = Path(posttrain_trainer.__file__).parents[1]
+        python.write_text(f'#!/bin/sh\nPYTHONPATH={trainer} exec {sys.executable} {STAND_IN} "$@"\n')
         python.chmod(0o755)
         self.storage = folder / "storage"
         model = self.storage / "models" / "tiny"
@@ -174,6 +178,16 @@ class Lab:
             rows = connection.execute(sql).fetchall()
         connection.close()
         return rows
+
+    def story(self, job: str) -> str:
+        """Everything that tells what became of a job, for whoever has to find out why."""
+        lines = [str(self.job(job)["status"])]
+        for event in self.server.ask(lambda client: list(client.events(job))):
+            lines.append(f"{event['created_at']} {event['type']}: {event['message']} {event['data']}")
+        for attempt in self.run_dir(job).attempts():
+            lines += [f"{path.name}: {path.read_text()[-1500:]}" for path in sorted(attempt.path.glob("*.json"))]
+            lines.append(attempt.torchrun_log.read_text(errors="replace")[-1500:])
+        return "\n".join([*lines, "".join(self.server.lines[-60:])])
 
     def close(self) -> None:
         """End everything that belongs to this lab."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from chaos_lab import GRACE_S, HEARTBEAT_S, SETTLED, Lab, broken_checkpoints, until
 
+from posttrain_service.client import ApiError, ServerGone
 from posttrain_trainer.contract import proc
 from posttrain_trainer.contract.locks import is_held
 from posttrain_trainer.contract.rundir import read_json
@@ -56,7 +57,7 @@ class Round:
         begun = time.monotonic()
         try:
             self._run(lab)
-        except (TimeoutError, AssertionError) as error:
+        except (TimeoutError, AssertionError, ServerGone, ApiError) as error:
             self.violations.append(f"{type(error).__name__}: {error}")
         self.seconds = time.monotonic() - begun
         return self
@@ -117,8 +118,8 @@ class Round:
         return found
 
     def _settle(self, lab: Lab, job: str, waiting: str) -> None:
-        until(lambda: lab.job(job)["status"] in SETTLED, f"the end of the job, which is {lab.job(job)['status']}", SETTLE_S)
-        until(lambda: lab.job(waiting)["status"] in SETTLED, "the end of the job that waited", SETTLE_S)
+        for one, name in ((job, "the job"), (waiting, "the job that waited")):
+            until(lambda one=one: lab.job(one)["status"] in SETTLED, f"the end of {name}", SETTLE_S)
 
 
 @dataclass

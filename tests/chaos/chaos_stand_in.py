@@ -62,6 +62,8 @@ class Launcher:
             if failed and time.monotonic() > deadline:
                 self._tell(signal.SIGKILL)
             time.sleep(TICK_S)
+        if not failed and any(rank.returncode for rank in self.ranks):
+            self._say_who_failed()
         return 1 if failed or self.stopped or any(rank.returncode for rank in self.ranks) else 0
 
     def _say_who_failed(self) -> None:
@@ -147,7 +149,7 @@ class Rank:
             self._end_early(phase)
         if time.monotonic() - self.launcher_seen_at > 1.0:
             self.launcher_seen_at = time.monotonic()
-            if not is_held(Path(os.environ[ENV_LAUNCHER_LOCK])):
+            if not is_held(Path(os.environ.get(ENV_LAUNCHER_LOCK, self.attempt.shim_lock))):
                 kill_marked(os.environ[ENV_RUN_ID], int(os.environ[ENV_ATTEMPT]))
                 os.kill(os.getpid(), signal.SIGKILL)
 

@@ -8,7 +8,6 @@ from chaos_rounds import Check, Round
 
 ROUNDS = [
     Round("server", "launching", "SIGKILL", delay_s=0.02),
-    Round("server", "save", "SIGSTOP"),
     Round("shim", "train", "SIGKILL", retry=True),
     Round("torchrun", "stopping", "SIGTERM", "pause"),
     Round("rank", "data", "SIGKILL", ranks=1),
