@@ -44,6 +44,7 @@ class LocalBackend:
         cpu_slots: CPU slots of this host; a run on CPU slots gets its share of the cores.
         environ: The environment that jobs pick their variables from.
         cores: CPU cores that jobs may use; None = those this process may use.
+        limits: Variables that tell a run this host's quotas, see `registry`.
     """
 
     def __init__(
@@ -54,12 +55,14 @@ class LocalBackend:
         cpu_slots: int = 1,
         environ: Mapping[str, str] = os.environ,
         cores: int | None = None,
+        limits: Mapping[str, str] | None = None,
     ) -> None:
         self._trainer_python = trainer_python
         self._stop_grace_s = stop_grace_s
         self._cpu_slots = cpu_slots
         self._environ = environ
         self._cores = cores or usable_cores()
+        self._limits = dict(limits or {})
 
     def plan(
         self,
@@ -84,6 +87,7 @@ class LocalBackend:
             environ=self._environ,
             cores=max(1, int(self._cores * share)),
             stop_grace_s=self._stop_grace_s,
+            limits=self._limits,
         )
 
     def start(self, plan: Plan) -> None:

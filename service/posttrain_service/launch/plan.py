@@ -56,6 +56,7 @@ def make_plan(
     environ: Mapping[str, str],
     cores: int,
     stop_grace_s: float,
+    limits: Mapping[str, str] | None = None,
 ) -> Plan:
     """The plan of one attempt on this host; see `LaunchBackend.plan`.
 
@@ -70,6 +71,7 @@ def make_plan(
         environ: The server's environment, to pick from.
         cores: CPU cores that this run may use; divided among its ranks.
         stop_grace_s: Grace where the request names none.
+        limits: Variables that tell the run this host's quotas.
 
     Raises:
         InvalidRequest: More than one node, or devices of unknown or several kinds.
@@ -89,6 +91,7 @@ def make_plan(
     # Threads that spin while they wait for each other take the cores from whoever else is at work here: on two busy cores
     # a step took 33 s instead of 9 and three times the processor time; on idle ones the two take the same.
     env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    env |= limits or {}
     if Path(train_args.model_path).is_absolute():
         env |= OFFLINE
     arguments = AttemptArguments(contract=CONTRACT_VERSION, train_args=train_args, torch_args=started)

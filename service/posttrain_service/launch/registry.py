@@ -5,6 +5,7 @@ from __future__ import annotations
 from posttrain_service.errors import InvalidSettings
 from posttrain_service.launch.backend import LaunchBackend
 from posttrain_service.settings import Settings
+from posttrain_trainer.contract.logcap import ENV_LOG_QUOTA
 
 NAMES = ("local",)
 
@@ -19,6 +20,9 @@ def backend(name: str, settings: Settings) -> LaunchBackend:
         from posttrain_service.launch.local import LocalBackend
 
         return LocalBackend(
-            trainer_python=settings.trainer_python, stop_grace_s=settings.stop_grace_s, cpu_slots=settings.cpu_slots
+            trainer_python=settings.trainer_python,
+            stop_grace_s=settings.stop_grace_s,
+            cpu_slots=settings.cpu_slots,
+            limits={ENV_LOG_QUOTA: str(settings.log_quota_bytes)},
         )
     raise InvalidSettings(f"there is no launch backend {name!r}; there is {', '.join(NAMES)}")

@@ -25,7 +25,7 @@ from typing import Any
 if __name__ == "__main__":  # -I -S leaves only the standard library: the launcher names where our packages are
     sys.path += sys.argv[1].split(os.pathsep)
 
-from posttrain_trainer.contract import cgroup, locks, proc
+from posttrain_trainer.contract import cgroup, locks, logcap, proc
 from posttrain_trainer.contract.reaper import Children, Signals, adopt_orphans
 from posttrain_trainer.contract.rundir import AttemptDir, read_json, sync_folder, write_json
 
@@ -199,8 +199,11 @@ def _supervise(order: Order, signals: Signals, children: Children, end: End, gro
         return
     _write_run(order, end.started_at, proc.identify(children.launcher), group)
     stop = Stop(order.attempt.run_lock)
+    quota_bytes = int(os.environ.get(logcap.ENV_LOG_QUOTA, 0))
     while True:
         children.reap()
+        if quota_bytes:
+            logcap.cap_all(order.attempt.logs, quota_bytes)
         if children.status is not None:
             break
         if (request := _request(order, signals)) is not None:

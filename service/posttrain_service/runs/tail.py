@@ -1,17 +1,22 @@
 """Log files by bytes: a range, the last lines, and what is appended, at a cost that does not grow with the file.
 
-Logs are bytes of foreign programs: invalid or split UTF-8, progress bars drawn with carriage returns, files that are
-truncated when their quota is full. A piece never begins or ends inside a character that is whole in the file, so pieces
-can be decoded one by one, and put together they are the file again.
+Logs are bytes of foreign programs: invalid or split UTF-8, progress bars drawn with carriage returns, files whose older
+part is dropped when their quota is full. Positions count from the beginning of the whole log, dropped or not. A piece
+never begins or ends inside a character that is whole in the file, so pieces can be decoded one by one, and put together
+they are the file again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from posttrain_trainer.contract import logcap
 
 BLOCK_BYTES = 65536
 MAX_TAIL_BYTES = 4 * 1024 * 1024
@@ -50,23 +55,14 @@ def read(path: Path, offset: int, limit: int, *, final: bool = False) -> Chunk:
         limit: Most bytes, at least 1; a single character is given whole even when it is longer.
         final: The file has been written to its end, so that an unfinished character there is given too.
     """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return Chunk(b"", 0, 0)
-    try:
-        return _read(fd, offset, limit, final)
-    finally:
-        os.close(fd)
+    with _opened(path) as log:
+        return Chunk(b"", 0, 0) if log is None else _read(log, offset, limit, final)
 
 
 def read_end(path: Path, limit: int) -> Chunk:
     """The last `limit` bytes."""
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        size = 0
-    return read(path, max(0, size - limit), limit, final=True)
+    with _opened(path) as log:
+        return Chunk(b"", 0, 0) if log is None else _read(log, max(0, log.size - limit), limit, True)
 
 
 def tail(path: Path, lines: int, *, final: bool = False, max_bytes: int = MAX_TAIL_BYTES) -> Chunk:
@@ -80,16 +76,11 @@ def tail(path: Path, lines: int, *, final: bool = False, max_bytes: int = MAX_TA
         final: As for `read`.
         max_bytes: Most bytes that are read; lines longer than that are cut at their beginning.
     """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return Chunk(b"", 0, 0)
-    try:
-        size = os.fstat(fd).st_size
-        start = _start_of_last(fd, size, lines, max_bytes)
-        return _read(fd, start, max(1, size - start), final)
-    finally:
-        os.close(fd)
+    with _opened(path) as log:
+        if log is None:
+            return Chunk(b"", 0, 0)
+        start = _start_of_last(log, lines, max_bytes)
+        return _read(log, start, max(1, log.size - start), final)
 
 
 def collapse(text: str) -> str:
@@ -141,13 +132,46 @@ async def follow(
         silent_s += poll_s
 
 
-def _read(fd: int, offset: int, limit: int, final: bool) -> Chunk:
-    size = os.fstat(fd).st_size
+@dataclass(frozen=True)
+class _Log:
+    """An open file that nobody truncates meanwhile, by positions in the whole log: older output may have been dropped."""
+
+    fd: int
+    first: int
+    """Position of the first byte that is still there; the marker of what was dropped counts as the last dropped bytes."""
+    size: int
+    """Position after the last byte."""
+
+    def pread(self, limit: int, position: int) -> bytes:
+        """Up to `limit` bytes from a position that is still there."""
+        return os.pread(self.fd, limit, position - self.first)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[_Log | None]:
+    """The file while this process may read it; None for a missing one."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        # `logcap.cap` moves bytes about for some milliseconds. Whoever holds the lock for longer isn't it.
+        logcap.lock(fd, fcntl.LOCK_SH)
+        first, _ = logcap.shift(os.pread(fd, logcap.HEAD_BYTES, 0))
+        yield _Log(fd, first, first + os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
+
+
+def _read(log: _Log, offset: int, limit: int, final: bool) -> Chunk:
+    size = log.size
+    offset = max(offset, log.first)
     if offset >= size:
         return Chunk(b"", size, size)
     # Three bytes more on either side: no character is longer than four.
-    before = max(0, offset - 3)
-    data = os.pread(fd, offset - before + limit + 3, before)
+    before = max(log.first, offset - 3)
+    data = log.pread(offset - before + limit + 3, before)
     start = _next_boundary(data, offset - before)
     if start > len(data):  # begins inside a character that isn't whole in the file
         return Chunk(data[offset - before :] if final else b"", offset, size)
@@ -194,15 +218,16 @@ def _is_valid_start(data: bytes) -> bool:
     return True
 
 
-def _start_of_last(fd: int, size: int, lines: int, max_bytes: int) -> int:
+def _start_of_last(log: _Log, lines: int, max_bytes: int) -> int:
     """Where the last lines begin: blocks are read backwards until enough line feeds are found."""
+    size = log.size
     if lines <= 0:
         return size
-    floor = max(0, size - max_bytes)
+    floor = max(log.first, size - max_bytes)
     end, missing = size, lines
     while end > floor:
         begin = max(floor, end - BLOCK_BYTES)
-        block = os.pread(fd, end - begin, begin)
+        block = log.pread(end - begin, begin)
         # The line feed that ends the last line begins no further one.
         stop = len(block) - 1 if end == size and block.endswith(b"\n") else len(block)
         while (found := block.rfind(b"\n", 0, stop)) >= 0:
@@ -221,8 +246,8 @@ def _last_state(line: str) -> str:
 
 
 def _facts(path: Path) -> tuple[tuple[int, int] | None, int]:
-    try:
-        facts = path.stat()
-    except FileNotFoundError:
-        return None, 0
-    return (facts.st_dev, facts.st_ino), facts.st_size
+    with _opened(path) as log:
+        if log is None:
+            return None, 0
+        facts = os.fstat(log.fd)
+        return (facts.st_dev, facts.st_ino), log.size

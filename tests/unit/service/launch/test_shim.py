@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import posttrain_trainer
 from posttrain_service.launch import shim
 from posttrain_service.launch.backend import Liveness
 from posttrain_service.launch.local import LocalBackend, _shim_command
-from posttrain_trainer.contract import locks, proc
+from posttrain_service.runs import tail
+from posttrain_trainer.contract import locks, logcap, proc
 from posttrain_trainer.contract.rundir import read_json, write_json
 
 WAITS = "import signal\nprint('up', flush=True)\nsignal.pause()"
@@ -311,3 +313,23 @@ def test_the_lock_is_held_until_the_end_is_recorded(run: Any) -> None:
 def test_both_packages_are_found_wherever_they_lie() -> None:
     roots = {str(Path(package.__file__).parents[1]) for package in (posttrain_trainer, posttrain_service)}
     assert roots <= set(sys.path)
+
+
+def test_a_run_that_writes_without_end_fills_no_disk(run: Any) -> None:
+    # A rank has its own log open as torchrun's output is: for appending.
+    code = """
+import os, sys, time
+log = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+for number in range(40):
+    os.write(log, (b"%06d" % number) * 2000 + b"\\n")
+while os.fstat(log).st_size > 65536: time.sleep(0.01)
+os.write(log, b"the last word\\n")
+"""
+    rank_log = run.attempt().rank_log(0)
+    plan = run.plan(code, str(rank_log))
+    run.backend.start(replace(plan, env=plan.env | {logcap.ENV_LOG_QUOTA: "65536"}))
+    assert run.exit()["exit_code"] == 0
+    assert rank_log.stat().st_size <= 65536
+    assert tail.tail(rank_log, 1).data == b"the last word\n"
+    assert tail.tail(rank_log, 1).end == 40 * 12001 + len(b"the last word\n")
+    assert b"older output was dropped here" in rank_log.read_bytes()[:200]

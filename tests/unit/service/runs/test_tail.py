@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import random
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from posttrain_service.runs import tail
 from posttrain_service.runs.tail import Chunk, collapse, follow, read
+from posttrain_trainer.contract import logcap
 
 TEXT = "a line\nünïcödé ░▒▓ 漢字 🚀🚀\nprogress\r10%\r20%\nend"
 
@@ -139,14 +141,14 @@ def test_the_end_of_two_gigabytes_is_read_alone(log: Path, num_read: list[int]) 
         file.seek(0, os.SEEK_END)
         file.write(b"\nsecond to last\nlast\n")
     assert tail.tail(log, 2).data == b"second to last\nlast\n"
-    assert sum(num_read) <= tail.BLOCK_BYTES + 100
+    assert sum(num_read) <= tail.BLOCK_BYTES + logcap.HEAD_BYTES + 100
     num_read.clear()
     # One endless line: cut, at a bounded cost.
     assert len(tail.tail(log, 99).data) == tail.MAX_TAIL_BYTES
-    assert sum(num_read) <= 2 * tail.MAX_TAIL_BYTES + 10
+    assert sum(num_read) <= 2 * tail.MAX_TAIL_BYTES + logcap.HEAD_BYTES + 10
     num_read.clear()
     assert len(read(log, 1024**3, 1000).data) == 1000
-    assert sum(num_read) <= 1010
+    assert sum(num_read) <= 1010 + logcap.HEAD_BYTES
 
 
 def test_a_progress_bar_is_one_line_with_its_last_state(log: Path, num_read: list[int]) -> None:
@@ -249,3 +251,63 @@ def test_a_large_file_comes_in_pieces_and_without_pauses(log: Path) -> None:
     assert b"".join(c.data for c in found) == log.read_bytes()
     assert max(len(c.data) for c in found) <= tail.BLOCK_BYTES
     assert writer.pauses == 0
+
+
+def test_positions_stay_right_when_older_output_is_dropped(log: Path) -> None:
+    lines = [f"line {number:06d} ✓\n".encode() for number in range(20_000)]
+    log.write_bytes(b"".join(lines[:10_000]))
+    whole = b"".join(lines)
+    late = len(b"".join(lines[:9_990]))
+    assert logcap.cap(log, 100_000) > 0
+    assert log.stat().st_size < 30_000
+    append(log, b"".join(lines[10_000:10_100]))()
+    here = len(b"".join(lines[:10_100]))
+    assert tail.tail(log, 3).data == b"".join(lines[10_097:10_100])
+    assert (tail.tail(log, 1).end, tail.read_end(log, 40).size) == (here, here)
+    assert read(log, late, 10**6).data == whole[late:here]  # a client that comes back with its position goes on there
+    first = read(log, 0, 10**6)
+    marker, _, rest = first.data.partition(b"\n")
+    assert b"older output was dropped here" in marker
+    assert rest == whole[here - len(rest) : here]
+    assert rest.startswith(b"line ")
+    append(log, b"".join(lines[10_100:]))()
+    assert logcap.cap(log, 100_000) > 0  # a second time: positions add up
+    assert read(log, len(whole) - 100, 200).data == whole[-100:]
+    assert logcap.cap(log, 100_000) == 0
+
+
+def test_a_follower_loses_and_repeats_nothing_when_older_output_is_dropped_behind_it(log: Path) -> None:
+    texts = [b"%06d " % number * 1000 + b"\n" for number in range(60)]
+
+    def write(text: bytes) -> object:
+        def act() -> None:
+            append(log, text)()
+            logcap.cap(log, 65536)
+
+        return act
+
+    log.write_bytes(b"")
+    found = asyncio.run(followed(log, Writer(*[write(text) for text in texts], None)))
+    assert b"".join(chunk.data for chunk in found) == b"".join(texts)
+    assert not any(chunk.restarted for chunk in found)
+    assert log.stat().st_size <= 65536
+
+
+def test_a_log_with_one_endless_line_is_cut_as_well_and_a_missing_one_is_none(log: Path) -> None:
+    assert logcap.cap(log, 65536) == 0
+    log.write_bytes(b"x" * 400_000)
+    assert logcap.cap(log, 65536) == 400_000 - 65536 // 4
+    log.with_name("a-link").symlink_to(log)
+    append(log, b"y" * 400_000)()
+    with pytest.raises(OSError):
+        logcap.cap(log.with_name("a-link"), 65536)
+    logcap.cap_all(log.parent, 65536)  # the link is left alone and keeps nobody from the rest
+    assert log.stat().st_size <= 65536
+
+
+def test_a_reader_and_the_one_who_drops_wait_for_each_other(log: Path) -> None:
+    log.write_bytes(b"z\n" * 100_000)
+    with log.open("rb") as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        assert logcap.cap(log, 65536) == 0  # the next look does it
+    assert logcap.cap(log, 65536) > 0
