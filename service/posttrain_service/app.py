@@ -12,7 +12,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRoute
 
 from posttrain_service import __version__, compose
-from posttrain_service.api import checkpoints, datasets, errors, files, health, job_streams, post_training
+from posttrain_service.api import checkpoints, datasets, errors, files, health, job_streams, models, post_training
 from posttrain_service.api.edge import Edge
 from posttrain_service.errors import InvalidSettings
 from posttrain_service.settings import Settings
@@ -25,6 +25,7 @@ _ROUTERS = (
     checkpoints.router,
     datasets.router,
     files.router,
+    models.router,
     health.router,
 )
 

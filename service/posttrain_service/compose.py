@@ -28,6 +28,7 @@ from posttrain_service.work.hints import Hints
 from posttrain_service.work.jobs import Jobs
 from posttrain_service.work.leader import Leader
 from posttrain_service.work.loops import Loop
+from posttrain_service.work.made import Models
 from posttrain_service.work.rows import Checker
 from posttrain_service.work.scheduler import Scheduler
 from posttrain_service.work.services import Services
@@ -141,7 +142,8 @@ def _assemble(
         settings.files_dir, max_bytes=settings.max_upload_bytes, reserve_bytes=settings.disk_reserve_bytes
     )
     checker = Checker(settings.max_upload_bytes)
-    submitter = Submitter(settings, store, clock, hints, checker, slots)
+    models = Models(settings, store)
+    submitter = Submitter(settings, store, clock, hints, checker, slots, models)
     verbs = Verbs(settings, store, clock, hints)
     sweeper = Sweeper(settings, store, clock, blobs, leader)
     scheduler = Scheduler(settings, store, backend, clock, hints, leader, slots)
@@ -157,6 +159,7 @@ def _assemble(
         jobs=Jobs(settings, store, submitter, verbs, DryRun(settings, submitter, backend, slots)),
         files=Uploads(settings, store, clock, blobs),
         datasets=Datasets(settings, submitter, checker),
+        models=models,
         streams=Streams(settings, store),
         health=Health(settings, store, partial(is_current, engine), loops, slots),
         settings=settings,

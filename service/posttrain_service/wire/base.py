@@ -9,7 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 JOB_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 """Form of a client-chosen job id."""
 
-Name = Annotated[str, Field(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f]+$")]
+NAME = r"^[^\x00-\x1f\x7f]+$"
+"""Text without control characters."""
+
+Name = Annotated[str, Field(min_length=1, max_length=300, pattern=NAME)]
 """A name without control characters."""
 
 

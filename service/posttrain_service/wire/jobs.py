@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, FiniteFloat, field_validator, model_valid
 
 from posttrain_service.domain.lifecycle import REASON_STATE, EndReason, JobState
 from posttrain_service.domain.webhooks import url_fault
-from posttrain_service.wire.base import JOB_ID, Name, Wire
+from posttrain_service.wire.base import JOB_ID, NAME, Name, Wire
 from posttrain_service.wire.knobs import TorchrunKnobs, TrainingKnobs
 from posttrain_trainer.contract.spec import (
     FullTrainingArguments,
@@ -136,8 +136,8 @@ class JobRequest(Wire):
     """A name for people; need not be unique."""
     method: Method = SftMethod()
     """What is learned from the rows."""
-    model: Name
-    """Name of a model on the server, or an id on the Hugging Face hub."""
+    model: Annotated[str, Field(min_length=1, max_length=600, pattern=NAME)]
+    """Name of a model on the server, an id on the Hugging Face hub, or what another job made: `ft:...`."""
     dataset: DatasetRef
     """Id of an uploaded file, or the rows themselves."""
     validation_dataset: DatasetRef | None = None

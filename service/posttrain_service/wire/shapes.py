@@ -182,6 +182,8 @@ class Job(Shape):
     """What it uses now."""
     checkpoints: list[Checkpoint]
     """Its complete checkpoints."""
+    fine_tuned_model: str | None
+    """Name of its result, which a further job may train: ft:..."""
     queue_position: int | None
     """1 = next."""
     metadata: dict[str, str]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from posttrain_service.domain.lifecycle import JobState
+from posttrain_service.domain.results import result_name
 from posttrain_service.wire.metrics import point_json
 from posttrain_service.wire.text import finite
-from posttrain_service.wire.times import iso
+from posttrain_service.wire.times import iso, unix
 
 if TYPE_CHECKING:
     from posttrain_service.domain.job import Job
@@ -72,6 +74,38 @@ class EventSeen(Protocol):
         """The same for programs."""
 
 
+class ModelSeen(Protocol):
+    """A base model, or what a job has made."""
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+
+    @property
+    def created_at(self) -> float:
+        """Epoch seconds."""
+
+    @property
+    def owned_by(self) -> str:
+        """Whose job made it."""
+
+    @property
+    def kind(self) -> str:
+        """base, full or adapter."""
+
+    @property
+    def trainable(self) -> bool:
+        """Whether a job may start from it."""
+
+    @property
+    def job_uuid(self) -> str | None:
+        """The job that made it."""
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The checkpoint that it is."""
+
+
 class PageSeen(Protocol[T_co]):
     """One page of a list."""
 
@@ -116,12 +150,27 @@ def job_json(view: JobSeen) -> dict[str, Any]:
         "metrics": None if view.metrics is None else point_json(view.metrics),
         "resources_allocated": view.resources,
         "checkpoints": [checkpoint_json(checkpoint) for checkpoint in view.checkpoints],
+        "fine_tuned_model": result_name(job) if job.state is JobState.SUCCEEDED and view.checkpoints else None,
         "queue_position": view.queue_position,
         "metadata": dict(job.metadata),
         "spec": job.spec,
     }
     cleaned: dict[str, Any] = finite(shown)
     return cleaned
+
+
+def model_json(model: ModelSeen) -> dict[str, Any]:
+    """OpenAI's Model object, with where it comes from."""
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": unix(model.created_at),
+        "owned_by": model.owned_by,
+        "kind": model.kind,
+        "trainable": model.trainable,
+        "job_uuid": model.job_uuid,
+        "checkpoint": model.checkpoint,
+    }
 
 
 def checkpoint_json(checkpoint: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from posttrain_service.errors import InvalidRequest
 from posttrain_service.launch.tools import run_tool
 from posttrain_service.settings import Settings
 from posttrain_service.wire.jobs import InlineRows
-from posttrain_service.work import models, rows
+from posttrain_service.work import rows
 from posttrain_service.work.submit import Submitter
 from posttrain_trainer.contract.spec import Method
 
@@ -43,7 +43,7 @@ class Datasets:
         report = rows.report_json(self.checker.report(source, kind))
         if model is None:
             return report
-        found = models.find(model, self.settings.base_models_dir)
+        found = self.submitter.models.find(model)
         if not report["valid"]:
             return report  # the trainer would only say the same again
         with as_file(source, self.settings) as path:

@@ -47,7 +47,7 @@ class DryRun:
         devices = fit(request.devices, self.slots, ()) or ()
         run_id = new_run_id()
         run_dir = RunDir(self.settings.jobs_dir / run_id)
-        train_args = train_arguments(spec, run_dir, self.settings.base_models_dir)
+        train_args = train_arguments(spec, run_dir, self.settings.base_models_dir, checked.prepared.model)
         torch_args = torch_arguments(spec, len(devices))
         plan = self.backend.plan(run_id, 1, run_dir, train_args, torch_args, list(devices))
         estimate, warnings = self._estimate(checked, plan)

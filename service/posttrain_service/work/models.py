@@ -41,7 +41,7 @@ def find(name: str, models_dir: Path) -> Model:
     """
     folder = models_dir / name
     if _is_plain(name) and folder.is_dir():
-        return _local(name, folder, models_dir)
+        return at(name, folder, models_dir)
     if _HUB_ID.fullmatch(name) and ".." not in name:
         return Model(name, name, local=False)
     raise InvalidRequest(
@@ -67,8 +67,13 @@ def _is_plain(name: str) -> bool:
     return len(parts) <= 2 and all(part and not part.startswith(".") and "\\" not in part for part in parts)
 
 
-def _local(name: str, folder: Path, models_dir: Path) -> Model:
-    root = models_dir.resolve()
+def at(name: str, folder: Path, root: Path) -> Model:
+    """The model in a folder somewhere below `root`, which no symlink of it may lead out of.
+
+    Raises:
+        InvalidRequest: One does, or what is there isn't in Hugging Face layout.
+    """
+    root = root.resolve()
     resolved = folder.resolve()
     if not resolved.is_relative_to(root) or resolved == root:
         raise InvalidRequest(f"model {name!r} leads out of the models folder by a symlink; copy it there", param="model")

@@ -43,18 +43,18 @@ class Prepared:
     warnings: list[str] = field(default_factory=list)
 
 
-def prepare(request: JobRequest, settings: Settings, slots: Sequence[str]) -> Prepared:
-    """Find the model, fill in the knobs and see that the devices can ever be had.
+def prepare(request: JobRequest, settings: Settings, slots: Sequence[str], model: models.Model) -> Prepared:
+    """Fill in the knobs and see that the devices can ever be had.
 
     Args:
         request: What was asked for.
         settings: Of the service.
         slots: Names of all devices of this host.
+        model: What the request's model was found to be.
 
     Raises:
         InvalidRequest: Something this host cannot honour, by its name.
     """
-    model = models.find(request.model, settings.base_models_dir)
     args = _train_args(request, model)
     check_fits(request.devices, slots)
     _check_machine(args, slots)
@@ -65,13 +65,19 @@ def prepare(request: JobRequest, settings: Settings, slots: Sequence[str]) -> Pr
     return Prepared(request, model, args.model_dump(mode="json", exclude=set(PATHS)), knobs, request.devices)
 
 
-def train_arguments(spec: dict[str, Any], run_dir: RunDir, models_dir: Path) -> FullTrainingArguments:
-    """The trainer's arguments of a stored spec, its paths looked up anew.
+def train_arguments(
+    spec: dict[str, Any], run_dir: RunDir, models_dir: Path, model: models.Model | None = None
+) -> FullTrainingArguments:
+    """The trainer's arguments of a stored spec, its paths looked up anew, but for a model that is given.
 
     Raises:
         InvalidRequest: The model has gone, or has come to lead out of the models folder.
     """
-    model = models.find(spec["model"], models_dir)
+    placed = spec["data"].get("model")
+    if model is None and placed is not None:  # a result of another job, which the run keeps itself
+        model = models.at(spec["model"], run_dir.path / placed, run_dir.path)
+    elif model is None:
+        model = models.find(spec["model"], models_dir)
     validation = spec["data"].get("validation")
     return FullTrainingArguments(
         **spec["training"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from posttrain_service.domain.files import UploadedFile
@@ -45,6 +45,20 @@ class JobView:
     """1 = next; None when the job isn't queued."""
     resources: dict[str, Any] | None = None
     """While it runs: devices, num_processes, rss_bytes, cpu_percent."""
+
+
+@dataclass(frozen=True)
+class ModelView:
+    """A model that jobs may start from, or that one has made."""
+
+    id: str
+    created_at: float
+    owned_by: str
+    kind: Literal["base", "full", "adapter"]
+    trainable: bool
+    """Whether a job may start from it."""
+    job_uuid: str | None = None
+    checkpoint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -258,6 +272,18 @@ class DatasetService(Protocol):
         ...
 
 
+class ModelService(Protocol):
+    """Models by name: those under models/, and the results of jobs."""
+
+    def page(self, *, after: str | None = None, limit: int = 100) -> Page[ModelView]:
+        """Base models by name, then results of succeeded jobs, newest first."""
+        ...
+
+    def get(self, name: str) -> ModelView:
+        """One of them, or one checkpoint of a job; NotFound when it isn't there."""
+        ...
+
+
 class StreamService(Protocol):
     """Live streams: async iterators that resume after a cursor and end with the job.
 
@@ -313,6 +339,7 @@ class Services:
     jobs: JobService
     files: FileService
     datasets: DatasetService
+    models: ModelService
     streams: StreamService
     health: HealthService
     settings: Settings

@@ -22,6 +22,7 @@ from posttrain_service.store.idempotency import IdempotencyKey
 from posttrain_service.store.store import Store
 from posttrain_service.work import rows
 from posttrain_service.work.hints import Hints
+from posttrain_service.work.made import Models, is_made, place_model
 from posttrain_service.work.prepare import Prepared, prepare
 from posttrain_service.work.uploads import check_key
 from posttrain_service.work.webhooks import check_webhook
@@ -61,12 +62,21 @@ class Submitter:
         hints: To wake the scheduler.
         checker: Checks rows.
         slots: Names of all devices of this host.
+        models: Finds models.
     """
 
     def __init__(
-        self, settings: Settings, store: Store, clock: Clock, hints: Hints, checker: rows.Checker, slots: Sequence[str]
+        self,
+        settings: Settings,
+        store: Store,
+        clock: Clock,
+        hints: Hints,
+        checker: rows.Checker,
+        slots: Sequence[str],
+        models: Models,
     ) -> None:
         self.settings = settings
+        self.models = models
         self.slots = tuple(slots)
         self._store = store
         self._clock = clock
@@ -103,7 +113,7 @@ class Submitter:
             InvalidRequest: What cannot be used, by its name or line.
             PayloadTooLarge: More inline rows than allowed.
         """
-        prepared = prepare(request, self.settings, self.slots)
+        prepared = prepare(request, self.settings, self.slots, self.models.find(request.model))
         warnings = [*prepared.warnings, *check_webhook(request.webhook_url, self.settings)]
         train = self.source(request.dataset, "dataset")
         report = self._rows(prepared, train, "dataset", warnings)
@@ -243,6 +253,8 @@ def place_all(checked: Checked, run_dir: RunDir) -> dict[str, str]:
     """Make the run's folder with its rows; paths of the sets, relative to the folder."""
     run_dir.data.mkdir(parents=True)
     data = {stem: f"data/{rows.place(source, run_dir.data, stem)}" for stem, source in checked.sources}
+    if is_made(checked.prepared.model.name):
+        data["model"] = place_model(checked.prepared.model, run_dir)
     sync_folder(run_dir.path)
     sync_folder(Path(run_dir.path).parent)
     return data

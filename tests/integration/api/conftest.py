@@ -21,7 +21,7 @@ from posttrain_service.domain.job import Job
 from posttrain_service.domain.lifecycle import JobState, check_verb
 from posttrain_service.errors import Conflict, InvalidRequest, NotFound, PayloadTooLarge
 from posttrain_service.settings import Settings
-from posttrain_service.work.services import EventView, JobView, LogText, Page, Services, StreamItem
+from posttrain_service.work.services import EventView, JobView, LogText, ModelView, Page, Services, StreamItem
 
 NOW = 1_700_000_000.25
 BASE = "http://127.0.0.1:8484"
@@ -82,7 +82,7 @@ class FakeJobs:
 
     def _verb(self, verb, job_uuid, target):
         job = self._job(job_uuid)
-        if check_verb(verb, job_uuid, job.state, job.want):
+        if check_verb(verb, job_uuid, job.state, job.want, job.reason):
             self.jobs[job_uuid] = replace(job, state=target)
         return self.get(job_uuid)
 
@@ -216,6 +216,20 @@ class FakeDatasets:
         return {"valid": False, "rows": 1, "format": None, "errors": [{"line": 1, "message": "bad"}], "num_errors": 1}
 
 
+class FakeModels:
+    names = ("tiny", "org/small", "ft:tiny:posttrain::j-1")
+
+    def page(self, *, after=None, limit=100):
+        found = [self.get(name) for name in self.names[0 if after is None else self.names.index(after) + 1 :]]
+        return Page(found[:limit], len(found) > limit, found[0].id, found[: limit][-1].id)
+
+    def get(self, name):
+        if name not in self.names:
+            raise NotFound(f"there is no model {name!r}", code="model_not_found")
+        made = name.startswith("ft:")
+        return ModelView(name, NOW, "default" if made else "local", "full" if made else "base", True, "j-1" if made else None)
+
+
 @dataclass
 class FakeStreams:
     jobs: FakeJobs
@@ -281,7 +295,7 @@ class FakeRuntime:
 def fake_runtime(folder: Path, settings: Settings) -> FakeRuntime:
     jobs = FakeJobs(folder)
     return FakeRuntime(
-        Services(jobs, FakeFiles(folder, settings), FakeDatasets(), FakeStreams(jobs), FakeHealth(), settings)
+        Services(jobs, FakeFiles(folder, settings), FakeDatasets(), FakeModels(), FakeStreams(jobs), FakeHealth(), settings)
     )
 
 

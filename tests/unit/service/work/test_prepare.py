@@ -7,7 +7,9 @@ import pytest
 from posttrain_service.errors import InvalidRequest
 from posttrain_service.settings import Settings
 from posttrain_service.wire.jobs import JobRequest
-from posttrain_service.work.prepare import prepare, torch_arguments, train_arguments
+from posttrain_service.work import models
+from posttrain_service.work import prepare as preparing
+from posttrain_service.work.prepare import torch_arguments, train_arguments
 from posttrain_trainer.contract.rundir import RunDir
 
 ROWS = {"rows": [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}]}
@@ -25,6 +27,10 @@ def settings(tmp_path):
 
 def request(**changes):
     return JobRequest.model_validate({"model": "tiny", "dataset": ROWS} | changes)
+
+
+def prepare(request, settings, slots):
+    return preparing.prepare(request, settings, slots, models.find(request.model, settings.base_models_dir))
 
 
 def test_every_default_is_filled_in_and_no_path_is_stored(settings):
