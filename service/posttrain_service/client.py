@@ -183,9 +183,10 @@ class Client:
         """Remove an uploaded file."""
         self._send("DELETE", f"/v1/files/{quote(file_id, safe='')}")
 
-    def validate(self, dataset: str | JSON, *, model: str | None = None) -> JSON:
-        """A report on an uploaded file, or on `{"rows": [...]}`."""
-        body = {"dataset": dataset} | ({} if model is None else {"model": model})
+    def validate(self, dataset: str | JSON, *, model: str | None = None, method: JSON | None = None) -> JSON:
+        """A report on an uploaded file, or on `{"rows": [...]}`, for a method (None = sft), with tokens counted for a model."""
+        given = {"model": model, "method": method}
+        body = {"dataset": dataset} | {name: value for name, value in given.items() if value is not None}
         return self._json("POST", "/post_training/datasets/validate", json=body)
 
     def version(self) -> JSON:

@@ -13,10 +13,12 @@ from posttrain_trainer.checkpoint.store import Checkpoints
 from posttrain_trainer.contract.errors import CheckpointInvalid
 from posttrain_trainer.contract.events import Manifest, RunResult, StopWant
 from posttrain_trainer.contract.rundir import AttemptDir, RunDir
+from posttrain_trainer.contract.methods import DpoMethod
 from posttrain_trainer.contract.spec import FullTrainingArguments, TensorboardLogger
 from posttrain_trainer.data.batch import Batch
 from posttrain_trainer.data.loader import StepLoader, validation_batches
-from posttrain_trainer.data.prepare import Dataset, prepare_dataset
+from posttrain_trainer.data.groups import Groups
+from posttrain_trainer.data.prepare import Prepared, prepare_dataset
 from posttrain_trainer.device import Device
 from posttrain_trainer.dist import RankFacts, World
 from posttrain_trainer.loop import Loop, Parts
@@ -29,6 +31,9 @@ from posttrain_trainer.models.source import find_model
 from posttrain_trainer.objectives.sft import Sft
 from posttrain_trainer.optim.groups import build_optimizer
 from posttrain_trainer.signals import StopRequests
+from posttrain_trainer.objectives.base import Objective
+from posttrain_trainer.objectives.dpo import Dpo
+from posttrain_trainer.objectives.reference import Reference
 
 T = TypeVar("T")
 
@@ -111,6 +116,8 @@ class _Run:
                 self.events.warn(warning)
             self.startup.lap("load")
             dataset, loader, validation = self._data(model)
+            for note in model.notes:
+                self.events.tell("phase", note, phase="load")
             self.startup.lap("data")
             checkpoints = self._checkpoints(model)
             progress, manifest = self._resume(checkpoints, dataset, loader)
@@ -136,16 +143,16 @@ class _Run:
             sinks.append(TensorboardSink(self.attempt.path / "tensorboard"))
         return sinks
 
-    def _data(self, model: LoadedModel) -> tuple[Dataset, StepLoader, Sequence[Batch]]:
+    def _data(self, model: LoadedModel) -> tuple[Prepared, StepLoader, Sequence[Batch]]:
         """Training loader and validation batches; rank 0 prepares, the others find what it wrote."""
         args, world = self.args, self.world
         self.heart.beat("data")
         self.events.tell("phase", f"preparing {args.data_path}", phase="data")
         max_seq_len, max_batch_len = sequence_limits(args, model.max_positions)
-        training, held_out = self._prepared(args.data_path, model, max_seq_len), None
+        training, held_out = self._prepared(args.data_path, model, max_seq_len, max_batch_len), None
         report = training
         if args.validation_data_path is not None:
-            held_out = self._prepared(args.validation_data_path, model, max_seq_len)
+            held_out = self._prepared(args.validation_data_path, model, max_seq_len, max_batch_len)
         elif args.validation_split is not None:
             training, held_out = training.split(args.validation_split, args.random_seed)
         self.events.tell("data", f"{len(training)} samples to train on", **report.report)
@@ -178,17 +185,26 @@ class _Run:
             )
         return report, loader, validation
 
-    def _prepared(self, path: str, model: LoadedModel, max_seq_len: int) -> Dataset:
+    def _prepared(self, path: str, model: LoadedModel, max_seq_len: int, max_batch_len: int) -> Prepared:
         assert self.args.data_output_dir is not None  # resolved() fills it in
         cache_dir = Path(self.args.data_output_dir)
 
-        def prepare() -> Dataset:
+        def prepare() -> Prepared:
             return prepare_dataset(
                 path, tokenizer=model.tokenizer, args=self.args, max_seq_len=max_seq_len, cache_dir=cache_dir,
                 progress=lambda _: self.heart.beat("data"),
             )  # fmt: skip
 
-        return _main_first(self.world, prepare)
+        found = _main_first(self.world, prepare)
+        method = self.args.method
+        if not isinstance(method, DpoMethod) or method.reference_free or not method.precompute_reference:
+            return found
+        assert isinstance(found, Groups)  # pairs, as the method's rows are
+        reference = Reference(
+            self.args, model, self.world, max_batch_len, cache_dir,
+            tell=lambda text: self.events.tell("phase", text, phase="data"), beat=lambda: self.heart.beat("data"),
+        )  # fmt: skip
+        return reference.add(found)
 
     def _checkpoints(self, model: LoadedModel) -> Checkpoints:
         optimizer = build_optimizer(self.args, model.module)
@@ -206,7 +222,7 @@ class _Run:
         checkpoints.prepare()
         return checkpoints
 
-    def _resume(self, checkpoints: Checkpoints, dataset: Dataset, loader: StepLoader) -> tuple[Progress, Manifest | None]:
+    def _resume(self, checkpoints: Checkpoints, dataset: Prepared, loader: StepLoader) -> tuple[Progress, Manifest | None]:
         size = {"samples": len(dataset), "tokens": int(dataset.lengths.sum(dtype="int64"))}
         manifest = checkpoints.choose()
         if manifest is None:
@@ -227,7 +243,7 @@ class _Run:
             attempt=self.attempt.number,
             world=self.world,
             model=model,
-            objective=Sft(),
+            objective=self._objective(),
             optimizer=checkpoints.optimizer,
             loader=loader,
             validation=validation,
@@ -239,7 +255,11 @@ class _Run:
             first_step_done=self._first_step_done,
         )
 
-    def _tell_plan(self, model: LoadedModel, dataset: Dataset, loader: StepLoader) -> None:
+    def _objective(self) -> Objective:
+        method = self.args.method
+        return Dpo(method, self.world) if isinstance(method, DpoMethod) else Sft()
+
+    def _tell_plan(self, model: LoadedModel, dataset: Prepared, loader: StepLoader) -> None:
         device = self.world.device
         self.events.tell(
             "phase",
@@ -265,7 +285,7 @@ class _Run:
         parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.startup.seconds.items())
         self.events.tell("phase", f"the first step is done; seconds of the start: {parts}", phase="train", startup_s=self.startup.seconds)
 
-    def _result(self, loop: Loop, want: StopWant | None, dataset: Dataset, train_time_s: float) -> RunResult:
+    def _result(self, loop: Loop, want: StopWant | None, dataset: Prepared, train_time_s: float) -> RunResult:
         progress, newest = loop.progress, loop.newest
         self.events.tell("ended", "every planned step is done" if want is None else f"stopped as asked ({want})", step=progress.step)
         return RunResult(

@@ -26,7 +26,7 @@ from posttrain_trainer.data.loader import StepBatches, StepLoader
 from posttrain_trainer.dist import World
 from posttrain_trainer.metrics.heartbeat import Heart
 from posttrain_trainer.metrics.jsonl import EventLog
-from posttrain_trainer.metrics.meter import Pace, Stopwatch, Sums, finite
+from posttrain_trainer.metrics.meter import Pace, Stopwatch, Sums, Totals, finite
 from posttrain_trainer.metrics.sink import FanOut
 from posttrain_trainer.models.load import LoadedModel
 from posttrain_trainer.objectives.base import Objective
@@ -104,7 +104,7 @@ class Loop:
         with watch.part("optimizer"):
             norm = self._gradient_norm()
             totals = sums.over_ranks(
-                parts.world, batches.num_supervised, [float(parts.stop.pending), float(not math.isfinite(norm))]
+                parts.world, parts.objective.count(batches), [float(parts.stop.pending), float(not math.isfinite(norm))]
             )
             stopping, broken = totals.flags
             applied = math.isfinite(totals.loss) and broken == 0
@@ -114,7 +114,7 @@ class Loop:
             parts.optimizer.zero_grad(set_to_none=True)
         parts.world.device.synchronize()
         self._count(batches, applied=applied, loss=totals.loss)
-        self._report(batches, watch, rate=rate, norm=norm, accuracy=totals.accuracy, applied=applied)
+        self._report(batches, watch, rate=rate, norm=norm, totals=totals, applied=applied)
         self._check_skipped()
         return stopping > 0
 
@@ -122,16 +122,17 @@ class Loop:
         """Forward and backward of this rank's micro-batches; gradients are those of the global mean afterwards."""
         parts = self.parts
         device = parts.world.device.torch_device
-        sums = Sums(device)
+        sums = Sums(device, len(parts.objective.metric_names))
         # FSDP averages gradients over the ranks; times their number, the sum over all ranks is divided once.
-        scale = parts.world.world_size / batches.num_supervised
+        scale = parts.world.world_size / parts.objective.count(batches)
+        parts.objective.before_step(parts.model, batches.micro_batches)
         for number, batch in enumerate(batches.micro_batches, start=1):
             parts.model.set_sync(number == len(batches.micro_batches))
             with watch.part("forward"):
                 micro = parts.objective(parts.model, batch.to(device))
             with watch.part("backward"):
                 (micro.loss_sum * scale).backward()  # type: ignore[no-untyped-call]
-            sums.add(micro.loss_sum, micro.num_correct)
+            sums.add(*micro)
             parts.heart.beat("train")
         return sums
 
@@ -160,11 +161,11 @@ class Loop:
         progress.skipped_in_a_row = 0 if applied else progress.skipped_in_a_row + 1
         progress.loader = self.parts.loader.state_dict()
 
-    def _report(self, batches: StepBatches, watch: Stopwatch, *, rate: float, norm: float, accuracy: float, applied: bool) -> None:
+    def _report(self, batches: StepBatches, watch: Stopwatch, *, rate: float, norm: float, totals: Totals, applied: bool) -> None:
         parts, progress = self.parts, self.progress
         step_time_s = watch.total()
         self._pace.add(step_time_s, batches.num_tokens)
-        self._metrics = {} if progress.loss is None else {"loss": progress.loss, "accuracy": accuracy}
+        self._metrics = {} if progress.loss is None else {"loss": progress.loss, "accuracy": totals.accuracy, **self._extra(totals)}
         spent = watch.parts()
         parts.points.write(
             MetricsPoint(
@@ -186,7 +187,8 @@ class Loop:
                 optimizer_time_s=spent.get("optimizer"),
                 memory_bytes=parts.world.device.memory().peak_bytes,
                 skipped=None if applied else True,
-                accuracy=None if progress.loss is None else accuracy,
+                accuracy=self._metrics.get("accuracy"),
+                **self._extra(totals),
             )
         )
         self._beat("train")
@@ -199,6 +201,11 @@ class Loop:
             step=progress.step,
             total_steps=total,
             epoch=progress.epoch,
+    def _extra(self, totals: Totals) -> dict[str, float]:
+        """The objective's further metrics, those that are finite."""
+        named = zip(self.parts.objective.metric_names, totals.extra, strict=True)
+        return {name: value for name, value in named if math.isfinite(value)}
+
             samples_seen=progress.samples_seen,
             tokens_seen=progress.tokens_seen,
             tokens_per_s=self._pace.tokens_per_s,
@@ -230,7 +237,7 @@ class Loop:
         """Mean loss over the validation set, reported; returns whether the ranks agreed to stop instead."""
         parts, progress = self.parts, self.progress
         device = parts.world.device.torch_device
-        sums, num_supervised = Sums(device), 0
+        sums, count = Sums(device, len(parts.objective.metric_names)), 0
         parts.model.module.eval()
         try:
             with torch.no_grad():
@@ -239,12 +246,15 @@ class Loop:
                     if parts.world.any(parts.stop.pending):
                         return True
                     micro = parts.objective(parts.model, batch.to(device))
-                    sums.add(micro.loss_sum, micro.num_correct)
-                    num_supervised += batch.num_supervised
+                    sums.add(*micro)
+                    count += parts.objective.count(batch)
+                parts.objective.before_step(parts.model, parts.validation)
         finally:
             parts.model.module.train()
-        totals = sums.over_ranks(parts.world, parts.world.sum([num_supervised])[0])
-        found = {"validation_loss": totals.loss, "validation_accuracy": totals.accuracy, "validation_perplexity": _exp(totals.loss)}
+        totals = sums.over_ranks(parts.world, parts.world.sum([count])[0])
+        found = {"validation_loss": totals.loss, "validation_accuracy": totals.accuracy}
+        if parts.objective.is_likelihood:
+            found["validation_perplexity"] = _exp(totals.loss)
         values = {name: value for name, value in found.items() if math.isfinite(value)}
         self._metrics.update(values)
         parts.points.write(MetricsPoint(attempt=parts.attempt, step=progress.step, epoch=progress.epoch, time=time.time(), **values))

@@ -101,6 +101,16 @@ def tiny_rows(n: int) -> list[dict[str, Any]]:
     return rows
 
 
+def tiny_pairs(n: int) -> list[dict[str, Any]]:
+    """`n` pairs of answers: the right one of `tiny_rows` against the same words for every question."""
+    rows = []
+    for row in tiny_rows(n):
+        answer = next(number for number, message in enumerate(row["messages"]) if message["role"] == "assistant")
+        prompt, chosen = row["messages"][:answer], row["messages"][answer]
+        rows.append({"prompt": prompt, "chosen": [chosen], "rejected": [{"role": "assistant", "content": "stone light river"}]})
+    return rows
+
+
 def write_rows(path: str | Path, rows: list[dict[str, Any]]) -> Path:
     """Write rows as JSONL; returns the path."""
     path = Path(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from posttrain_service.wire.base import Name, Wire
 from posttrain_service.wire.jobs import DatasetRef
-from posttrain_trainer.contract.spec import Method
+from posttrain_trainer.contract.methods import Method
 
 
 class ValidateRequest(Wire):

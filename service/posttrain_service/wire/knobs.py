@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import create_model
 
 from posttrain_service.wire.base import Wire
-from posttrain_trainer.contract.spec import Arguments, FullTrainingArguments, TorchrunArguments
+from posttrain_trainer.contract.methods import Arguments
+from posttrain_trainer.contract.spec import FullTrainingArguments, TorchrunArguments
 
 OWNED_PATHS = frozenset({"model_path", "data_path", "validation_data_path", "ckpt_output_dir", "data_output_dir"})
 """Arguments that the service sets: a request names models and data sets, never paths."""

@@ -18,7 +18,7 @@ from posttrain_service.settings import Settings
 from posttrain_service.wire.jobs import InlineRows
 from posttrain_service.work import rows
 from posttrain_service.work.submit import Submitter
-from posttrain_trainer.contract.spec import Method
+from posttrain_trainer.contract.methods import Method
 
 INSPECT_TIMEOUT_S = 600.0
 SCRATCH_PREFIX = ".check-"
@@ -39,15 +39,16 @@ class Datasets:
     ) -> dict[str, Any]:
         """See `DatasetService.validate`."""
         source = self.submitter.source(_reference(dataset), "dataset")
-        kind = _method(method).kind
-        report = rows.report_json(self.checker.report(source, kind))
+        asked = _method(method)
+        report = rows.report_json(self.checker.report(source, asked))
         if model is None:
             return report
         found = self.submitter.models.find(model)
         if not report["valid"]:
             return report  # the trainer would only say the same again
         with as_file(source, self.settings) as path:
-            payload = {"data_path": str(path), "model_path": found.location}
+            train_args = {"method": asked.model_dump(mode="json")}
+            payload = {"data_path": str(path), "model_path": found.location, "train_args": train_args}
             counts = run_tool(self.settings.trainer_python, "inspect", payload, INSPECT_TIMEOUT_S)
         return report | {"tokens": {key: value for key, value in counts.items() if key != "rows"}}
 

@@ -115,13 +115,14 @@ def _with_lengths(args: FullTrainingArguments, model: models.Model) -> FullTrain
         return args
     longest = args.max_seq_len
     if longest is None:
-        longest = min(models.DEFAULT_SEQ_LEN, model.max_positions, args.max_batch_len or models.DEFAULT_SEQ_LEN)
+        room = models.DEFAULT_SEQ_LEN if args.max_batch_len is None else args.max_batch_len // args.documents_per_sample
+        longest = min(models.DEFAULT_SEQ_LEN, model.max_positions, room)
     elif longest > model.max_positions:
         raise InvalidRequest(
             f"training.max_seq_len is {longest}, but model {model.name!r} takes at most {model.max_positions} tokens",
             param="training.max_seq_len",
         )
-    capacity = args.max_batch_len or max(longest, models.DEFAULT_SEQ_LEN)
+    capacity = args.max_batch_len or max(longest * args.documents_per_sample, models.DEFAULT_SEQ_LEN)
     return FullTrainingArguments(**args.model_dump() | {"max_seq_len": longest, "max_batch_len": capacity})
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain_service.errors import InvalidRequest, PayloadTooLarge
+from posttrain_trainer.contract.methods import Method, PretrainMethod
 from posttrain_trainer.contract.rows import Kind, RowReport, validate_file, validate_rows
 from posttrain_trainer.contract.rundir import sync_folder
 
@@ -68,22 +69,24 @@ class Checker:
     def __init__(self, max_bytes: int, remembered: int = 64) -> None:
         self._max_bytes = max_bytes
         self._remembered = remembered
-        self._reports: OrderedDict[tuple[str, str, str], RowReport] = OrderedDict()
+        self._reports: OrderedDict[tuple[str, str, str, str | None], RowReport] = OrderedDict()
         self._lock = threading.Lock()
 
-    def report(self, source: Source, method: str) -> RowReport:
-        """What the rows are worth for a method's kind of training."""
-        kind = _KINDS[method]
+    def report(self, source: Source, method: Method) -> RowReport:
+        """What the rows are worth for a method."""
+        kind = _KINDS[method.kind]
+        column = method.text_column if isinstance(method, PretrainMethod) and method.text_column != "auto" else None
         if source.path is None:
-            return validate_rows(source.rows, max_errors=MAX_ERRORS, kind=kind)
-        key = (str(source.sha256), source.suffix, kind)
+            return validate_rows(source.rows, max_errors=MAX_ERRORS, kind=kind, text_column=column)
+        key = (str(source.sha256), source.suffix, kind, column)
         with self._lock:
             if key in self._reports:
                 self._reports.move_to_end(key)
                 return self._reports[key]
         # A packed file may stand for far more text than its own bytes; a bound keeps that from being endless.
         report = validate_file(
-            source.path, name=f"train{source.suffix}", max_errors=MAX_ERRORS, kind=kind, max_bytes=16 * self._max_bytes
+            source.path, name=f"train{source.suffix}", max_errors=MAX_ERRORS, kind=kind, text_column=column,
+            max_bytes=16 * self._max_bytes,
         )
         with self._lock:
             self._reports[key] = report

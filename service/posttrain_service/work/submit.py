@@ -145,7 +145,7 @@ class Submitter:
 
     def _rows(self, prepared: Prepared, source: rows.Source, param: str, warnings: list[str]) -> dict[str, Any]:
         training = prepared.training
-        report = self._checker.report(source, prepared.request.method.kind)
+        report = self._checker.report(source, prepared.request.asked_method)
         warnings += rows.refuse_bad_rows(
             report, param, skip=training["invalid_rows"] == "skip", max_invalid_rows=training["max_invalid_rows"]
         )
@@ -199,7 +199,7 @@ class Submitter:
             job_uuid=request.job_uuid or run_id,
             owner=owner,
             state=JobState.QUEUED,
-            method=request.method.kind,
+            method=request.asked_method.kind,
             model=request.model,
             spec=make_spec(checked, data),
             body_digest=request.digest(),
@@ -234,7 +234,7 @@ def make_spec(checked: Checked, data: dict[str, str]) -> dict[str, Any]:
     prepared, request = checked.prepared, checked.prepared.request
     return {
         "model": request.model,
-        "method": request.method.model_dump(mode="json"),
+        "method": request.asked_method.model_dump(mode="json"),
         "dataset": checked.train.reference() | {"report": _summary(checked.train_report)},
         "validation_dataset": None
         if checked.validation is None

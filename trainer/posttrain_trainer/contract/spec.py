@@ -12,31 +12,14 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, model_validator
+
+from posttrain_trainer.contract.methods import Arguments, DpoMethod, Method, PretrainMethod, QatArguments, SftMethod
 
 PositiveInt = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Count = Annotated[int, Field(ge=0, le=1_000_000_000)]
 Ratio = Annotated[FiniteFloat, Field(ge=0.0, le=1.0)]
 Path_ = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
-
-
-class Arguments(BaseModel):
-    """Base of all arguments."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), validate_default=True
-    )
-
-
-class SftMethod(Arguments):
-    """Supervised fine-tuning: learn the answers of conversations."""
-
-    kind: Literal["sft"] = "sft"
-    """Supervised fine-tuning."""
-
-
-Method = SftMethod
-"""The union of methods, told apart by `kind`."""
 
 
 class LoraArguments(Arguments):
@@ -55,6 +38,8 @@ class LoraArguments(Arguments):
     use_rslora: bool = False
     """Rank-stabilised scaling (Kalajdzievski 2023, arXiv:2312.03732)."""
 
+    quantize_base: bool = False
+    """Keep the frozen weights in 4 bits (NF4 by bitsandbytes): QLoRA (Dettmers et al. 2023, arXiv:2305.14314)."""
 
 class FsdpArguments(Arguments):
     """How model state is spread over the ranks (PyTorch FSDP2)."""
@@ -97,15 +82,17 @@ class FullTrainingArguments(Arguments):
     max_seq_len: Annotated[int, Field(ge=8, le=10_000_000)] | None = None
     """Longest sample in tokens; None = 4096 or the model's own limit, whichever is less."""
     max_batch_len: Annotated[int, Field(ge=8, le=100_000_000)] | None = None
-    """Most tokens in one micro-batch on one rank; None = max_seq_len, at least 4096. Not below max_seq_len."""
+    """Most tokens in one micro-batch on one rank; None = max_seq_len (dpo: twice that), at least 4096. Not below that."""
     num_epochs: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Times that the data set is passed through."""
     effective_batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 32
     """Samples in one optimizer step, over all ranks and micro-batches."""
+    qat: QatArguments | None = None
+    """Train all weights for being quantised afterwards; None = without. The export is an ordinary model, to be quantised by torchao with the same settings."""
     save_samples: Count = 0
     """Save a checkpoint whenever this many more samples were seen; 0 = not by samples."""
     learning_rate: Annotated[FiniteFloat, Field(gt=0, le=10)] | None = None
-    """Peak learning rate; None = 2e-5 for full fine-tuning, 2e-4 with LoRA."""
+    """Peak learning rate; None = 2e-5 for full fine-tuning, 2e-4 with LoRA, 5e-7 for dpo."""
     warmup_steps: Count = 0
     """Optimizer steps over which the learning rate rises linearly from zero."""
     is_padding_free: bool = True
@@ -196,6 +183,7 @@ class FullTrainingArguments(Arguments):
     """Also write the final adapter merged into the model, as `merged/` beside `model/`."""
 
     # Seen.
+        self._agree_on_method()
     loggers: tuple[Logger, ...] = ()
     """Where metrics go besides metrics.jsonl."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -203,15 +191,41 @@ class FullTrainingArguments(Arguments):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        if self.max_seq_len is not None and self.max_batch_len is not None and self.max_batch_len < self.max_seq_len:
+        longest = None if self.max_seq_len is None else self.max_seq_len * self.documents_per_sample
+        if longest is not None and self.max_batch_len is not None and self.max_batch_len < longest:
+            twice = "" if self.documents_per_sample == 1 else "twice "
             raise ValueError(
-                f"max_batch_len ({self.max_batch_len}) is below max_seq_len ({self.max_seq_len}): "
+                f"max_batch_len ({self.max_batch_len}) is below {twice}max_seq_len ({self.max_seq_len}): "
                 "a sample of full length would fit no micro-batch; raise max_batch_len"
             )
         if self.validation_data_path is not None and self.validation_split is not None:
             raise ValueError("validation_data_path and validation_split exclude each other; give one")
         validates = self.validation_data_path is not None or self.validation_split is not None
         for name in ("validation_every_steps", "max_validation_steps"):
+    def _agree_on_method(self) -> None:
+        kind = self.method.kind
+        if kind != "sft" and self.train_on != "assistant":
+            raise ValueError(f"train_on has no effect with method {kind!r}, which says itself what is learned; leave it out")
+        if isinstance(self.method, PretrainMethod):
+            if self.chat_template is not None:
+                raise ValueError("chat_template has no effect with method 'pretrain'; leave it out")
+            if not self.is_padding_free:
+                raise ValueError("is_padding_free false has no use with method 'pretrain', whose blocks are full; leave it out")
+            if self.over_length != "drop":
+                raise ValueError("over_length has no effect with method 'pretrain', which cuts documents into blocks; leave it out")
+            size = self.method.block_size
+            if size is not None and self.max_seq_len is not None and size > self.max_seq_len:
+                raise ValueError(f"method.block_size ({size}) is beyond max_seq_len ({self.max_seq_len}); lower it or raise max_seq_len")
+        if isinstance(self.method, DpoMethod) and not self.method.precompute_reference and self.lora is None:
+            raise ValueError("method.precompute_reference false needs lora: without an adapter there is no reference beside the model")
+        if self.qat is not None and self.lora is not None:
+            raise ValueError("qat trains all weights and lora an adapter; give one")
+
+    @property
+    def documents_per_sample(self) -> int:
+        """Documents of up to max_seq_len tokens that one sample has: two for pairs of answers."""
+        return 2 if isinstance(self.method, DpoMethod) else 1
+
             if getattr(self, name) is not None and not validates:
                 raise ValueError(f"{name} needs validation_data_path or validation_split")
         if self.keep_best and self.best_metric.startswith("validation") and not validates:
@@ -228,7 +242,8 @@ class FullTrainingArguments(Arguments):
         """The same arguments with every default filled in that needs neither the model nor the machine."""
         changes: dict[str, Any] = {}
         if self.learning_rate is None:
-            changes["learning_rate"] = 2e-5 if self.lora is None else 2e-4
+            usual = 2e-5 if self.lora is None else 2e-4
+            changes["learning_rate"] = 5e-7 if isinstance(self.method, DpoMethod) else usual
         if self.data_output_dir is None:
             changes["data_output_dir"] = str(Path(self.ckpt_output_dir) / "data")
         return self.model_copy(update=changes)

@@ -31,16 +31,26 @@ class Totals:
     flags: tuple[float, ...]
     """Sum over the ranks of each flag handed in."""
 
+    extra: tuple[float, ...] = ()
+    """Means of the objective's further metrics."""
 
 class Sums:
-    """Running sums of loss and right guesses, kept on the device."""
+    """Running sums of loss, right guesses and further metrics, kept on the device.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        device: Where they are.
+        num_extra: How many further metrics there are.
+    """
+
+    def __init__(self, device: torch.device, num_extra: int = 0) -> None:
+        self._extra = torch.zeros(num_extra, dtype=torch.float32, device=device)
         self._loss = torch.zeros((), dtype=torch.float32, device=device)
         self._correct = torch.zeros((), dtype=torch.int64, device=device)
 
-    def add(self, loss_sum: Tensor, num_correct: Tensor) -> None:
-        """Add one micro-batch: the loss summed over its supervised tokens (scalar), and its right guesses (scalar)."""
+    def add(self, loss_sum: Tensor, num_correct: Tensor, extra: Tensor | None = None) -> None:
+        """Add one micro-batch: the loss summed over what it counts (scalar), its right guesses (scalar), further sums [K]."""
+        if extra is not None:
+            self._extra += extra.detach()
         self._loss += loss_sum.detach()
         self._correct += num_correct.detach()
 
@@ -49,11 +59,13 @@ class Sums:
 
         Args:
             world: All ranks.
-            num_supervised: Supervised tokens of all ranks, at least 1.
+            num_supervised: Supervised tokens (or pairs) of all ranks, at least 1.
             flags: Further numbers to sum.
         """
-        loss, correct, *rest = world.sum([float(self._loss.item()), float(self._correct.item()), *flags])
-        return Totals(loss / num_supervised, correct / num_supervised, tuple(rest))
+        mine = [float(self._loss.item()), float(self._correct.item()), *self._extra.tolist(), *flags]
+        loss, correct, *rest = world.sum(mine)
+        extra = tuple(value / num_supervised for value in rest[: len(self._extra)])
+        return Totals(loss / num_supervised, correct / num_supervised, tuple(rest[len(self._extra) :]), extra)
 
 
 class Stopwatch:

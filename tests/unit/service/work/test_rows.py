@@ -6,6 +6,7 @@ import pytest
 
 from posttrain_service.errors import InvalidRequest, PayloadTooLarge
 from posttrain_service.work import rows
+from posttrain_trainer.contract.methods import SftMethod
 
 GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 
@@ -25,7 +26,7 @@ def test_the_ending_tells_the_format(filename, suffix):
 
 
 def test_every_bad_line_is_named_and_counted(tmp_path):
-    report = rows.Checker(10**6).report(source(tmp_path, [GOOD, "{\n", GOOD, {"messages": []}]), "sft")
+    report = rows.Checker(10**6).report(source(tmp_path, [GOOD, "{\n", GOOD, {"messages": []}]), SftMethod())
     shown = rows.report_json(report)
     assert (shown["valid"], shown["rows"], shown["num_errors"]) == (False, 4, 2)
     assert [error["line"] for error in shown["errors"]] == [2, 4]
@@ -35,7 +36,7 @@ def test_every_bad_line_is_named_and_counted(tmp_path):
 
 
 def test_skipped_rows_are_a_warning_until_they_are_too_many(tmp_path):
-    report = rows.Checker(10**6).report(source(tmp_path, [GOOD, "{\n"]), "sft")
+    report = rows.Checker(10**6).report(source(tmp_path, [GOOD, "{\n"]), SftMethod())
     (warning,) = rows.refuse_bad_rows(report, "dataset", skip=True, max_invalid_rows=1)
     assert "1 of 2 rows are bad and left out" in warning
     with pytest.raises(InvalidRequest, match=r"raise training\.max_invalid_rows"):
@@ -44,28 +45,28 @@ def test_skipped_rows_are_a_warning_until_they_are_too_many(tmp_path):
 
 @pytest.mark.parametrize("lines", [[], ["\n"], ["{\n"]])
 def test_a_set_without_any_good_row_is_refused_even_with_skip(tmp_path, lines):
-    report = rows.Checker(10**6).report(source(tmp_path, lines), "sft")
+    report = rows.Checker(10**6).report(source(tmp_path, lines), SftMethod())
     with pytest.raises(InvalidRequest, match="mend the rows"):
         rows.refuse_bad_rows(report, "dataset", skip=True, max_invalid_rows=1000)
 
 
 def test_a_key_without_meaning_is_a_warning():
-    report = rows.Checker(10**6).report(rows.inline([GOOD | {"source": "web"}], 10), "sft")
+    report = rows.Checker(10**6).report(rows.inline([GOOD | {"source": "web"}], 10), SftMethod())
     (warning,) = rows.refuse_bad_rows(report, "dataset", skip=False, max_invalid_rows=0)
     assert "'source'" in warning
 
 
 def test_rows_of_another_kind_are_refused():
-    report = rows.Checker(10**6).report(rows.inline([{"text": "abc"}], 10), "sft")
+    report = rows.Checker(10**6).report(rows.inline([{"text": "abc"}], 10), SftMethod())
     assert not report.valid
 
 
 def test_a_file_is_read_once(tmp_path):
     checker = rows.Checker(10**6)
     first = source(tmp_path, [GOOD])
-    report = checker.report(first, "sft")
+    report = checker.report(first, SftMethod())
     first.path.unlink()
-    assert checker.report(first, "sft") is report
+    assert checker.report(first, SftMethod()) is report
 
 
 def test_too_many_inline_rows_are_refused_with_the_remedy():
