@@ -3,6 +3,7 @@
 # make chaos   random faults on services, shims and ranks; a table of what was lost, doubled or untrue (nothing)
 # make setup   only the virtualenv in .venv (both of the above do it first; a second time takes no time)
 # make model   try again to install the package with the small model, if that failed
+# make tracking  wandb and mlflow in .cache/tracking, for the tests that skip without them
 # make clean   remove what was built, but not .demo (your models and jobs) nor anything tracked
 #
 # PYTHON=/path/to/python chooses the interpreter (3.11, 3.12 or 3.13), e.g. make test PYTHON=python3.12
@@ -12,7 +13,7 @@ ARGS ?=
 ROUNDS ?= 100
 export PYTHON
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test docs clean chaos
+.PHONY: help setup model demo test docs clean chaos tracking
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile
@@ -31,6 +32,11 @@ test: setup
 
 chaos: setup
 	@.venv/bin/python tests/chaos --rounds $(ROUNDS) $(ARGS)
+
+# Beside the virtualenv, not in it: both bring much along, and nothing but their sinks needs them.
+tracking: setup
+	@test -d .cache/tracking || .venv/bin/python -m venv .cache/tracking
+	@.cache/tracking/bin/python -m pip install -q --disable-pip-version-check pydantic wandb mlflow-skinny sqlalchemy alembic
 
 docs: setup
 	@.venv/bin/python scripts/reference.py

@@ -2,15 +2,19 @@
 
     python -m posttrain_trainer rank ATTEMPT_DIR
     python -m posttrain_trainer {inspect,estimate,convert,generate,version}    JSON object on stdin and stdout
+    python -m posttrain_trainer train                                          a run with its own torchrun, see `Training`
 
 A rank brings its log, its lock and its answer to signals up before it imports torch, which takes seconds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -34,10 +38,61 @@ def main(argv: list[str]) -> int:
     """Run one command; returns the exit code."""
     if len(argv) == 2 and argv[0] == "rank":
         return Rank(AttemptDir(Path(argv[1]).resolve())).run()
+    if argv == ["train"]:
+        return Training().run()
     if len(argv) == 1 and argv[0] in (*_TOOLS, "version"):
         return _tool(argv[0])
     print(__doc__, file=sys.stderr)
     return 2
+
+
+class Training:
+    """`train_torchrun` for a program that waits: one line in, a line when it has begun, a line when it is over.
+
+    In: `{"train_args", "torch_args"?, "stop_at_eof"?}` on one line. Out: `{"attempt": FOLDER}`, then `{"result": ...}` or
+    `{"error": ...}`. With stop_at_eof, the end of stdin stops the run as SIGTERM does, with a checkpoint: whoever started
+    it is gone.
+    """
+
+    def __init__(self) -> None:
+        self._answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+        os.dup2(2, 1)
+
+    def run(self) -> int:
+        """Train; exit code 0 when the run ended in order, 1 when it failed."""
+        # Not at the top: a rank does not need it.
+        from posttrain_trainer.launcher import train_torchrun
+
+        try:
+            data = self._question()
+            if data.pop("stop_at_eof", False):
+                threading.Thread(target=_stop_at_eof, daemon=True).start()
+            told = AttemptArguments.model_validate({"contract": CONTRACT_VERSION, "torch_args": {}, **data})
+            result = train_torchrun(told.torch_args, told.train_args, on_start=lambda attempt: self._say({"attempt": str(attempt.path)}))
+            self._say({"result": result.model_dump(mode="json")})
+            return 0
+        except Exception as error:  # noqa: BLE001  the edge: every failure becomes the contract's error
+            self._say({"error": as_trainer_error(error).to_json()})
+            return 1
+
+    def _say(self, answer: dict[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # nobody listens any more; the run's own files hold the same
+            self._answers.write(json.dumps(answer) + "\n")
+
+    def _question(self) -> dict[str, Any]:
+        try:
+            data = json.loads(sys.stdin.readline())
+        except ValueError as error:
+            raise InvalidArguments(f"the first line of stdin holds no JSON: {error}") from error
+        if not isinstance(data, dict):
+            raise InvalidArguments("the first line of stdin must hold one JSON object")
+        return data
+
+
+def _stop_at_eof() -> None:
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Rank:

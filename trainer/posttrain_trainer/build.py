@@ -4,36 +4,39 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from posttrain_trainer import logs
 from posttrain_trainer.checkpoint.state import Progress
 from posttrain_trainer.checkpoint.store import Checkpoints
 from posttrain_trainer.contract.errors import CheckpointInvalid
 from posttrain_trainer.contract.events import Manifest, RunResult, StopWant
-from posttrain_trainer.contract.rundir import AttemptDir, RunDir
 from posttrain_trainer.contract.methods import DpoMethod
-from posttrain_trainer.contract.spec import FullTrainingArguments, TensorboardLogger
+from posttrain_trainer.contract.rundir import AttemptDir, RunDir
+from posttrain_trainer.contract.spec import FullTrainingArguments
 from posttrain_trainer.data.batch import Batch
-from posttrain_trainer.data.loader import StepLoader, validation_batches
 from posttrain_trainer.data.groups import Groups
+from posttrain_trainer.data.loader import StepLoader, validation_batches
 from posttrain_trainer.data.prepare import Prepared, prepare_dataset
 from posttrain_trainer.device import Device
 from posttrain_trainer.dist import RankFacts, World
 from posttrain_trainer.loop import Loop, Parts
+from posttrain_trainer.metrics.choose import open_sinks
 from posttrain_trainer.metrics.heartbeat import Heart
-from posttrain_trainer.metrics.jsonl import EventLog, JsonlSink
-from posttrain_trainer.metrics.sink import FanOut, MetricSink
-from posttrain_trainer.metrics.tensorboard import TensorboardSink
+from posttrain_trainer.metrics.jsonl import EventLog
+from posttrain_trainer.metrics.mfu import Mfu, flops_per_token, peak_of
+from posttrain_trainer.metrics.profile import ProfileWindow
+from posttrain_trainer.metrics.sink import FanOut
 from posttrain_trainer.models.load import LoadedModel, load_model, load_tokenizer, sequence_limits
 from posttrain_trainer.models.source import find_model
-from posttrain_trainer.objectives.sft import Sft
-from posttrain_trainer.optim.groups import build_optimizer
-from posttrain_trainer.signals import StopRequests
 from posttrain_trainer.objectives.base import Objective
 from posttrain_trainer.objectives.dpo import Dpo
 from posttrain_trainer.objectives.reference import Reference
+from posttrain_trainer.objectives.sft import Sft
+from posttrain_trainer.optim.groups import build_optimizer
+from posttrain_trainer.signals import StopRequests
 
 T = TypeVar("T")
 
@@ -107,41 +110,55 @@ class _Run:
 
     def train(self) -> RunResult:
         """Load, prepare, resume, train, and tell how it ended."""
-        sinks = self._sinks()
-        points = FanOut(sinks, self.events.warn)
+        warn = self.events.warn
+        points = FanOut(open_sinks(self.args, self.attempt, warn) if self.world.is_main else (), warn)
+        profile = self._profile()
         try:
             self._enter_load()
             model = load_model(self.args, self.world.device, self.world, tokenizer=load_tokenizer(self.args))
+            for note in model.notes:
+                self.events.tell("phase", note, phase="load")
             for warning in model.warnings:
                 self.events.warn(warning)
             self.startup.lap("load")
             dataset, loader, validation = self._data(model)
-            for note in model.notes:
-                self.events.tell("phase", note, phase="load")
             self.startup.lap("data")
             checkpoints = self._checkpoints(model)
             progress, manifest = self._resume(checkpoints, dataset, loader)
-            parts = self._parts(model, loader, validation, checkpoints, points)
+            parts = replace(self._parts(model, loader, validation, checkpoints, points), mfu=self._mfu(model), around_step=profile.step)
             self._tell_plan(model, dataset, loader)
             started = time.perf_counter()
             loop = Loop(parts, progress, manifest)
             want = loop.run()
+            profile.close(progress.step)
             self.heart.flush()
             return self._result(loop, want, dataset, time.perf_counter() - started)
         finally:
             points.close()
 
+    def _profile(self) -> ProfileWindow:
+        rank, events = self.world.rank, self.events
+        return ProfileWindow(
+            self.args.profile_steps, self.attempt.profile(rank), self.world.device,
+            tell=lambda text, path: events.tell("phase", text, phase="train", path=str(path)), warn=events.warn,
+        )  # fmt: skip
+
+    def _mfu(self, model: LoadedModel) -> Mfu | None:
+        """Rank 0, which writes the points, measures: it takes some hundredths of a second."""
+        if not self.world.is_main:
+            return None
+        table: Any = model.hf_model.get_input_embeddings()
+        looked_up = 0 if getattr(model.config, "tie_word_embeddings", False) else table.weight.numel()
+        peak = peak_of(self.world.device, model.dtype)
+        self.events.tell(
+            "phase", f"mfu counts against {peak.flops_per_s / 1e12:.3g} TFLOP/s a rank ({peak.source})",
+            phase="load", peak_flops_per_s=peak.flops_per_s,
+        )  # fmt: skip
+        return Mfu(flops_per_token(model.num_parameters, model.num_trainable, looked_up), peak, self.world.world_size)
+
     def _enter_load(self) -> None:
         self.heart.beat("load")
         self.events.tell("phase", f"loading {self.args.model_path}", phase="load")
-
-    def _sinks(self) -> list[MetricSink]:
-        if not self.world.is_main:
-            return []
-        sinks: list[MetricSink] = [JsonlSink(self.attempt.metrics)]
-        if any(isinstance(logger, TensorboardLogger) for logger in self.args.loggers):
-            sinks.append(TensorboardSink(self.attempt.path / "tensorboard"))
-        return sinks
 
     def _data(self, model: LoadedModel) -> tuple[Prepared, StepLoader, Sequence[Batch]]:
         """Training loader and validation batches; rank 0 prepares, the others find what it wrote."""

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -42,7 +42,13 @@ _TAIL_BYTES = 4000
 _KILLED = re.compile(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.S)
 
 
-def train_torchrun(torch_args: TorchrunArguments, train_args: FullTrainingArguments, *, python: str | None = None) -> RunResult:
+def train_torchrun(
+    torch_args: TorchrunArguments,
+    train_args: FullTrainingArguments,
+    *,
+    python: str | None = None,
+    on_start: Callable[[AttemptDir], None] = lambda attempt: None,
+) -> RunResult:
     """Train, in ranks started by torchrun, and wait for the end.
 
     Ctrl-C, and SIGTERM when called from the main thread, are passed on: the ranks write a checkpoint within
@@ -53,6 +59,7 @@ def train_torchrun(torch_args: TorchrunArguments, train_args: FullTrainingArgume
             and the same `ckpt_output_dir` on a shared file system.
         train_args: What to train.
         python: Interpreter that has torch and posttrain_trainer; None = this one.
+        on_start: Called with the attempt's folder, where progress can be read, before torchrun starts.
 
     Returns:
         How the run ended in order: completed, or stopped by SIGTERM.
@@ -68,6 +75,7 @@ def train_torchrun(torch_args: TorchrunArguments, train_args: FullTrainingArgume
     train_args = train_args.model_copy(update={"ckpt_output_dir": str(run_dir.path)})
     attempt, lock = _enter_attempt(run_dir, torch_args, train_args)
     try:
+        on_start(attempt)
         code, stopped = _run(torchrun_argv(python or sys.executable, torch_args, attempt.path), attempt, lock.path, torch_args)
         return _outcome(run_dir, attempt, code, stopped=stopped)
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +27,8 @@ from posttrain_trainer.data.loader import StepBatches, StepLoader
 from posttrain_trainer.dist import World
 from posttrain_trainer.metrics.heartbeat import Heart
 from posttrain_trainer.metrics.jsonl import EventLog
-from posttrain_trainer.metrics.meter import Pace, Stopwatch, Sums, Totals, finite
+from posttrain_trainer.metrics.meter import Pace, Stopwatch, Sums, Totals, device_marks, finite
+from posttrain_trainer.metrics.mfu import Mfu
 from posttrain_trainer.metrics.sink import FanOut
 from posttrain_trainer.models.load import LoadedModel
 from posttrain_trainer.objectives.base import Objective
@@ -52,6 +54,8 @@ class Parts:
     heart: Heart
     stop: StopRequests
     first_step_done: Callable[[], None]
+    mfu: Mfu | None = None
+    around_step: Callable[[int], AbstractContextManager[None]] = lambda step: nullcontext()
 
 
 class Loop:
@@ -82,7 +86,8 @@ class Loop:
         total = parts.loader.total_steps
         parts.stop.wait_for_steps()
         while progress.step < total:
-            stopping = self._step()
+            with parts.around_step(progress.step + 1):
+                stopping = self._step()
             at_end = progress.step >= total
             if not stopping and self._validation_due(at_end):
                 stopping = self._validate()
@@ -97,7 +102,8 @@ class Loop:
     def _step(self) -> bool:
         """One optimizer step over the global batch; returns whether the ranks agreed to stop after it."""
         parts, progress, args = self.parts, self.progress, self.parts.args
-        watch = Stopwatch(in_step_with_host=parts.world.device.kind == "cpu")
+        kind = parts.world.device.kind
+        watch = Stopwatch(in_step_with_host=kind == "cpu", mark=device_marks(kind))
         with watch.part("data"):
             batches = next(parts.loader)
         sums = self._accumulate(batches, watch)
@@ -185,6 +191,7 @@ class Loop:
                 forward_time_s=spent.get("forward"),
                 backward_time_s=spent.get("backward"),
                 optimizer_time_s=spent.get("optimizer"),
+                mfu=None if parts.mfu is None else parts.mfu.share(batches.num_tokens, step_time_s),
                 memory_bytes=parts.world.device.memory().peak_bytes,
                 skipped=None if applied else True,
                 accuracy=self._metrics.get("accuracy"),
@@ -194,6 +201,11 @@ class Loop:
         self._beat("train")
         parts.first_step_done()
 
+    def _extra(self, totals: Totals) -> dict[str, float]:
+        """The objective's further metrics, those that are finite."""
+        named = zip(self.parts.objective.metric_names, totals.extra, strict=True)
+        return {name: value for name, value in named if math.isfinite(value)}
+
     def _beat(self, phase: str) -> None:
         progress, total = self.progress, self.parts.loader.total_steps
         self.parts.heart.beat(
@@ -201,11 +213,6 @@ class Loop:
             step=progress.step,
             total_steps=total,
             epoch=progress.epoch,
-    def _extra(self, totals: Totals) -> dict[str, float]:
-        """The objective's further metrics, those that are finite."""
-        named = zip(self.parts.objective.metric_names, totals.extra, strict=True)
-        return {name: value for name, value in named if math.isfinite(value)}
-
             samples_seen=progress.samples_seen,
             tokens_seen=progress.tokens_seen,
             tokens_per_s=self._pace.tokens_per_s,
@@ -241,6 +248,7 @@ class Loop:
         parts.model.module.eval()
         try:
             with torch.no_grad():
+                parts.objective.before_step(parts.model, parts.validation)
                 for batch in parts.validation:
                     self._beat("validate")
                     if parts.world.any(parts.stop.pending):
@@ -248,7 +256,6 @@ class Loop:
                     micro = parts.objective(parts.model, batch.to(device))
                     sums.add(*micro)
                     count += parts.objective.count(batch)
-                parts.objective.before_step(parts.model, parts.validation)
         finally:
             parts.model.module.train()
         totals = sums.over_ranks(parts.world, parts.world.sum([count])[0])

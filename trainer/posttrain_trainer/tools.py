@@ -17,6 +17,7 @@ from posttrain_trainer import logs
 from posttrain_trainer.contract.errors import InvalidArguments
 from posttrain_trainer.contract.spec import FullTrainingArguments
 from posttrain_trainer.data.loader import StepLoader
+from posttrain_trainer.data.look import histogram, packing, segments
 from posttrain_trainer.data.prepare import Prepared, prepare_dataset
 from posttrain_trainer.device import Device
 from posttrain_trainer.models.convert import convert_model
@@ -36,6 +37,7 @@ class _Inspect(_Request):
     data_path: str
     model_path: str
     train_args: dict[str, Any] = {}
+    examples: int = Field(default=0, ge=0, le=1000)
 
 
 class _Estimate(_Request):
@@ -64,10 +66,11 @@ class _Generate(_Request):
 
 
 def inspect(payload: dict[str, Any]) -> dict[str, Any]:
-    """What a data file holds for a model: `{"data_path", "model_path", "train_args"?}` -> the data set's report.
+    """What a data file holds for a model: `{"data_path", "model_path", "train_args"?, "examples"?}` -> the data set's report.
 
-    The report's keys (rows, samples, tokens, supervised_tokens, dropped, truncated, ...) and `max_len`, the longest
-    sample in tokens. `train_args` may hold any of the training arguments, e.g. train_on or chat_template.
+    The report's keys (rows, samples, tokens, supervised_tokens, dropped, truncated, ...), `max_len`, the longest sample
+    in tokens, `lengths` (see `histogram`), `packing`, and `examples`: the first so many samples as `segments` cuts them.
+    `train_args` may hold any of the training arguments, e.g. train_on or chat_template.
 
     Raises:
         InvalidData: Bad rows, with `details["errors"]`.
@@ -76,8 +79,16 @@ def inspect(payload: dict[str, Any]) -> dict[str, Any]:
     own = {"model_path": request.model_path, "data_path": request.data_path}
     args = _arguments({"ckpt_output_dir": ".", **request.train_args, **own})
     with tempfile.TemporaryDirectory(prefix="posttrain-inspect-") as folder:
-        dataset, _ = _prepare(args, Path(folder))
-        return {**dataset.report, "max_len": int(dataset.lengths.max())}
+        dataset, max_batch_len = _prepare(args, Path(folder))
+        shown = range(min(request.examples, len(dataset)))
+        tokenizer = load_tokenizer(args) if shown else None
+        return {
+            **dataset.report,
+            "max_len": int(dataset.lengths.max()),
+            "lengths": histogram(dataset.lengths),
+            "packing": packing(dataset, max_batch_len),
+            **({"examples": [segments(dataset, tokenizer, number) for number in shown]} if tokenizer is not None else {}),
+        }
 
 
 def estimate(payload: dict[str, Any]) -> dict[str, Any]:

@@ -58,6 +58,8 @@ class MetricsPoint(Record):
     """Part of the step spent in backward passes."""
     optimizer_time_s: float | None = None
     """Part of the step spent in clipping and the optimizer."""
+    mfu: float | None = None
+    """Model FLOPs utilisation, an estimate: 6 FLOPs a parameter and token, as a share of the ranks' matmul peak."""
     memory_bytes: int | None = None
     """Peak memory of rank 0 so far: device memory on accelerators, resident memory on CPU."""
     skipped: bool | None = None

@@ -109,6 +109,10 @@ class AttemptDir:
         """Output of one rank."""
         return self.logs / f"rank-{rank}.log"
 
+    def profile(self, rank: int) -> Path:
+        """One rank's trace of the profiled steps."""
+        return self.path / "profile" / f"rank-{rank}.json"
+
     def error(self, rank: int) -> Path:
         """The error one rank ended with."""
         return self.path / f"error-rank-{rank}.json"

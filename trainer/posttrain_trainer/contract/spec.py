@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
+from posttrain_trainer.contract.loggers import Logger as Logger
 from posttrain_trainer.contract.methods import Arguments, DpoMethod, Method, PretrainMethod, QatArguments, SftMethod
 
 PositiveInt = Annotated[int, Field(ge=1, le=1_000_000_000)]
@@ -37,9 +38,9 @@ class LoraArguments(Arguments):
     """Weight-decomposed adaptation, DoRA (Liu et al. 2024, arXiv:2402.09353)."""
     use_rslora: bool = False
     """Rank-stabilised scaling (Kalajdzievski 2023, arXiv:2312.03732)."""
-
     quantize_base: bool = False
     """Keep the frozen weights in 4 bits (NF4 by bitsandbytes): QLoRA (Dettmers et al. 2023, arXiv:2305.14314)."""
+
 
 class FsdpArguments(Arguments):
     """How model state is spread over the ranks (PyTorch FSDP2)."""
@@ -48,23 +49,6 @@ class FsdpArguments(Arguments):
     """full: parameters, gradients and optimizer state sharded, parameters freed after each use. grad_op: parameters stay gathered between forward and backward. none: every rank holds a whole copy."""
     cpu_offload: bool = False
     """Keep parameters, gradients and optimizer state in host memory; refused where the device is the CPU itself."""
-
-
-class JsonlLogger(Arguments):
-    """The metrics file of the run, always written; may be named for clarity."""
-
-    kind: Literal["jsonl"] = "jsonl"
-    """metrics.jsonl in the attempt's folder."""
-
-
-class TensorboardLogger(Arguments):
-    """TensorBoard event files."""
-
-    kind: Literal["tensorboard"]
-    """TensorBoard."""
-
-
-Logger = Annotated[JsonlLogger | TensorboardLogger, Field(discriminator="kind")]
 
 
 class FullTrainingArguments(Arguments):
@@ -87,8 +71,6 @@ class FullTrainingArguments(Arguments):
     """Times that the data set is passed through."""
     effective_batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 32
     """Samples in one optimizer step, over all ranks and micro-batches."""
-    qat: QatArguments | None = None
-    """Train all weights for being quantised afterwards; None = without. The export is an ordinary model, to be quantised by torchao with the same settings."""
     save_samples: Count = 0
     """Save a checkpoint whenever this many more samples were seen; 0 = not by samples."""
     learning_rate: Annotated[FiniteFloat, Field(gt=0, le=10)] | None = None
@@ -105,6 +87,8 @@ class FullTrainingArguments(Arguments):
     """What is learned from the rows."""
     lora: LoraArguments | None = None
     """Train an adapter instead of all weights; None = full fine-tuning."""
+    qat: QatArguments | None = None
+    """Train all weights for being quantised afterwards; None = without. The export is an ordinary model, to be quantised by torchao with the same settings."""
     train_on: Literal["assistant", "last_assistant", "all"] = "assistant"
     """Which turns carry labels: every assistant turn, the last one, or everything that isn't a system turn."""
     chat_template: Annotated[str, Field(min_length=1, max_length=200_000)] | None = None
@@ -183,11 +167,12 @@ class FullTrainingArguments(Arguments):
     """Also write the final adapter merged into the model, as `merged/` beside `model/`."""
 
     # Seen.
-        self._agree_on_method()
     loggers: tuple[Logger, ...] = ()
     """Where metrics go besides metrics.jsonl."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe message that the rank logs keep."""
+    profile_steps: tuple[PositiveInt, PositiveInt] | None = None
+    """First and last step that torch.profiler records; each rank writes profile/rank-<r>.json in the attempt's folder. None = no profile."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -198,10 +183,25 @@ class FullTrainingArguments(Arguments):
                 f"max_batch_len ({self.max_batch_len}) is below {twice}max_seq_len ({self.max_seq_len}): "
                 "a sample of full length would fit no micro-batch; raise max_batch_len"
             )
+        self._agree_on_method()
         if self.validation_data_path is not None and self.validation_split is not None:
             raise ValueError("validation_data_path and validation_split exclude each other; give one")
         validates = self.validation_data_path is not None or self.validation_split is not None
         for name in ("validation_every_steps", "max_validation_steps"):
+            if getattr(self, name) is not None and not validates:
+                raise ValueError(f"{name} needs validation_data_path or validation_split")
+        if self.keep_best and self.best_metric.startswith("validation") and not validates:
+            raise ValueError(f"keep_best by {self.best_metric} needs validation_data_path or validation_split")
+        if self.profile_steps is not None and self.profile_steps[0] > self.profile_steps[1]:
+            raise ValueError(f"profile_steps ends ({self.profile_steps[1]}) before it begins ({self.profile_steps[0]})")
+        if self.merge_lora and self.lora is None:
+            raise ValueError("merge_lora needs lora")
+        if self.min_lr_ratio and self.lr_scheduler not in ("cosine_with_min_lr", "wsd"):
+            raise ValueError(f"min_lr_ratio has no effect with lr_scheduler {self.lr_scheduler!r}; use cosine_with_min_lr or wsd")
+        if self.dtype == "fp16" and self.device in ("cpu", "mps"):
+            raise ValueError(f"dtype fp16 cannot train on {self.device}; use bf16 or fp32")
+        return self
+
     def _agree_on_method(self) -> None:
         kind = self.method.kind
         if kind != "sft" and self.train_on != "assistant":
@@ -226,18 +226,6 @@ class FullTrainingArguments(Arguments):
         """Documents of up to max_seq_len tokens that one sample has: two for pairs of answers."""
         return 2 if isinstance(self.method, DpoMethod) else 1
 
-            if getattr(self, name) is not None and not validates:
-                raise ValueError(f"{name} needs validation_data_path or validation_split")
-        if self.keep_best and self.best_metric.startswith("validation") and not validates:
-            raise ValueError(f"keep_best by {self.best_metric} needs validation_data_path or validation_split")
-        if self.merge_lora and self.lora is None:
-            raise ValueError("merge_lora needs lora")
-        if self.min_lr_ratio and self.lr_scheduler not in ("cosine_with_min_lr", "wsd"):
-            raise ValueError(f"min_lr_ratio has no effect with lr_scheduler {self.lr_scheduler!r}; use cosine_with_min_lr or wsd")
-        if self.dtype == "fp16" and self.device in ("cpu", "mps"):
-            raise ValueError(f"dtype fp16 cannot train on {self.device}; use bf16 or fp32")
-        return self
-
     def resolved(self) -> FullTrainingArguments:
         """The same arguments with every default filled in that needs neither the model nor the machine."""
         changes: dict[str, Any] = {}
@@ -257,7 +245,7 @@ class FullTrainingArguments(Arguments):
             "ckpt_output_dir", "data_output_dir", "data_path", "validation_data_path", "model_path", "resume",
             "device", "fsdp", "activation_checkpointing", "save_samples", "save_every_steps", "save_every_epoch",
             "keep_last", "keep_best", "best_metric", "merge_lora", "loggers", "log_level", "validation_every_steps",
-            "max_validation_steps", "max_skipped_steps",
+            "max_validation_steps", "max_skipped_steps", "profile_steps",
         }  # fmt: skip
         data = self.resolved().model_dump(mode="json", exclude=free)
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,9 +31,9 @@ class Totals:
     """Share of supervised tokens guessed right."""
     flags: tuple[float, ...]
     """Sum over the ranks of each flag handed in."""
-
     extra: tuple[float, ...] = ()
     """Means of the objective's further metrics."""
+
 
 class Sums:
     """Running sums of loss, right guesses and further metrics, kept on the device.
@@ -68,15 +69,39 @@ class Sums:
         return Totals(loss / num_supervised, correct / num_supervised, tuple(rest[len(self._extra) :]), extra)
 
 
-class Stopwatch:
-    """Wall time of the parts of a step, in seconds.
+class DeviceEvent(Protocol):
+    """A mark in the work of a device, as torch.cuda.Event is one."""
 
-    The parts are told only where the device works in step with the host; elsewhere forward and backward only queue
-    work, and waiting after each would cost more than the numbers are worth.
+    def record(self) -> None:
+        """Note the time when the device comes past here."""
+
+    def elapsed_time(self, end: Any) -> float:
+        """Milliseconds from this mark to `end`, after both are past."""
+
+
+def device_marks(kind: str) -> Callable[[], DeviceEvent] | None:
+    """What makes timed events for a kind of device; None where torch has none."""
+    if kind not in ("cuda", "xpu"):
+        return None
+    made: Any = getattr(torch, kind).Event
+    return lambda: made(enable_timing=True)
+
+
+class Stopwatch:
+    """Time of the parts of a step, in seconds.
+
+    Where the device works in step with the host, that is the host's time. Elsewhere forward and backward only queue
+    work: the device itself notes when it comes past the marks between them, and is asked once the step is over.
+
+    Args:
+        in_step_with_host: Whether work is done when its call returns.
+        mark: Makes a timed event of a device that isn't; None = such a device has none, and only `data` is told.
     """
 
-    def __init__(self, *, in_step_with_host: bool) -> None:
+    def __init__(self, *, in_step_with_host: bool, mark: Callable[[], DeviceEvent] | None = None) -> None:
         self._tells_parts = in_step_with_host
+        self._mark = None if in_step_with_host else mark
+        self._marked: list[tuple[str, DeviceEvent, DeviceEvent]] = []
         self._parts: dict[str, float] = {}
         self._started = time.perf_counter()
 
@@ -84,14 +109,25 @@ class Stopwatch:
     def part(self, name: str) -> Iterator[None]:
         """Add the time of the with-block to a part."""
         started = time.perf_counter()
+        begin = None
+        if self._mark is not None and name != "data":  # batches are made by the host
+            begin = self._mark()
+            begin.record()
         try:
             yield
         finally:
             self._parts[name] = self._parts.get(name, 0.0) + time.perf_counter() - started
+            if begin is not None and self._mark is not None:
+                end = self._mark()
+                end.record()
+                self._marked.append((name, begin, end))
 
     def parts(self) -> dict[str, float]:
-        """Seconds by part; data always, the others where they can be told."""
-        return {name: s for name, s in self._parts.items() if self._tells_parts or name == "data"}
+        """Seconds by part, once the device is done; data always, the others where they can be told."""
+        told = {name: s for name, s in self._parts.items() if self._tells_parts or name == "data"}
+        for name, begin, end in self._marked:
+            told[name] = told.get(name, 0.0) + begin.elapsed_time(end) / 1000
+        return told
 
     def total(self) -> float:
         """Seconds since the start."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from posttrain_trainer.contract.errors import InvalidArguments
 from posttrain_trainer.contract.events import MetricsPoint
 
 
@@ -20,6 +21,38 @@ class MetricSink(Protocol):
 
     def close(self) -> None:
         """Write out what is buffered."""
+
+
+_NOT_NUMBERS = {"v", "attempt", "step", "time", "skipped"}
+
+
+def numbers(point: MetricsPoint) -> dict[str, float]:
+    """What a point measured, by `train/<field>` or `validation/<rest of the field>`: what trackers draw."""
+    found: dict[str, float] = {}
+    for name, value in point.model_dump(exclude_none=True).items():
+        if name not in _NOT_NUMBERS:
+            found[name.replace("validation_", "validation/", 1) if name.startswith("validation_") else f"train/{name}"] = value
+    return found
+
+
+def open_sink(kind: str, make: Callable[[], MetricSink], warn: Callable[[str], None]) -> MetricSink | None:
+    """A sink, or None after a warning when it cannot be opened: a tracker that is down must not cost a run.
+
+    Args:
+        kind: The sink's `kind`, for the message.
+        make: Opens it.
+        warn: Called with one sentence when that fails.
+
+    Raises:
+        InvalidArguments: Its package is not installed, which waiting does not mend.
+    """
+    try:
+        return make()
+    except InvalidArguments:
+        raise
+    except Exception as error:  # noqa: BLE001  the edge to third-party code
+        warn(f"the {kind} logger could not be opened ({type(error).__name__}: {error}); the run goes on without it")
+        return None
 
 
 class FanOut:

@@ -7,8 +7,7 @@ from typing import Any
 
 from posttrain_trainer.contract.errors import InvalidArguments
 from posttrain_trainer.contract.events import MetricsPoint
-
-_NOT_SCALARS = {"v", "attempt", "step", "time", "skipped"}
+from posttrain_trainer.metrics.sink import numbers
 
 
 class TensorboardSink:
@@ -34,9 +33,8 @@ class TensorboardSink:
 
     def write(self, point: MetricsPoint) -> None:
         """Add the point's numbers at its step."""
-        for name, value in point.model_dump(exclude_none=True).items():
-            if name not in _NOT_SCALARS:
-                self._writer.add_scalar(f"train/{name}", value, global_step=point.step, walltime=point.time)
+        for name, value in numbers(point).items():
+            self._writer.add_scalar(name, value, global_step=point.step, walltime=point.time)
         self._writer.flush()
 
     def close(self) -> None:
