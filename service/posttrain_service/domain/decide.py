@@ -210,7 +210,7 @@ def _finish(job: Job, end: Outcome, seen: Seen | None, now: float, limits: Limit
         nth = f"retry {job.retries + 1} of {job.retry.max_attempts - 1}"
         text = f"attempt {job.attempt} failed ({end.reason}); {nth}: the job is queued again"
         events.append(NewEvent("queued", text, "warn", {"attempt": job.attempt, "reason": str(end.reason)}))
-    elif end.state is JobState.PAUSED and job.reason is EndReason.PREEMPTED:
+    elif end.state is JobState.PAUSED and job.reason is EndReason.PREEMPTED and end.reason is not EndReason.DISK_FULL:
         to, via = JobState.QUEUED, JobState.PAUSED
         text = "the job goes on by itself as soon as devices are free again: it is queued"
         events.append(NewEvent("queued", text, data={"attempt": job.attempt, "reason": str(end.reason)}))

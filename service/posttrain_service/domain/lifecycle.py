@@ -75,6 +75,7 @@ REASON_STATE: dict[EndReason, JobState] = {
     EndReason.PAUSED_EXPIRED: JobState.CANCELLED,
     EndReason.PAUSED: JobState.PAUSED,
     EndReason.PREEMPTED: JobState.PAUSED,
+    EndReason.DISK_FULL: JobState.PAUSED,
 }
 """Reason -> the state that it leads to."""
 

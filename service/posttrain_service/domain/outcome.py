@@ -92,7 +92,10 @@ def outcome(job: Job, seen: Seen) -> Outcome:
         return Outcome(JobState.SUCCEEDED, EndReason.COMPLETED, text, warnings=warnings, data=facts)
     want = wanted(job, seen)
     if seen.error is not None and _failed_by_itself(job, seen, want):
-        return _failed_by(seen.error, facts, warnings)
+        if seen.error.get("code") != EndReason.DISK_FULL:
+            return _failed_by(seen.error, facts, warnings)
+        if want != "cancel" and (job.state is not JobState.STOPPING or job.reason in (None, EndReason.PREEMPTED)):
+            return _out_of_space(seen.error, facts, warnings)
     if want == "cancel":
         return Outcome(JobState.CANCELLED, EndReason.CANCELLED, "the job was cancelled", warnings=warnings, data=facts)
     if job.state is JobState.STOPPING and job.reason not in (None, EndReason.PREEMPTED):
@@ -119,7 +122,8 @@ def reason_of(code: object) -> EndReason:
         reason = EndReason(str(code))
     except ValueError:
         return EndReason.TRAINER_ERROR
-    return reason if REASON_STATE[reason] is JobState.FAILED else EndReason.TRAINER_ERROR
+    is_trainers = REASON_STATE[reason] is JobState.FAILED or reason is EndReason.DISK_FULL
+    return reason if is_trainers else EndReason.TRAINER_ERROR
 
 
 def _failed_by_itself(job: Job, seen: Seen, want: str | None) -> bool:
@@ -137,6 +141,12 @@ def _failed_by(error: dict[str, Any], facts: dict[str, Any], warnings: list[str]
     data = facts | ({"details": details} if details else {})
     code = str(error.get("code") or reason)
     return _failed(reason, message, data, warnings, code=code, rank=error.get("rank"))
+
+
+def _out_of_space(error: dict[str, Any], facts: dict[str, Any], warnings: list[str]) -> Outcome:
+    """A full disk is the host's trouble and passes: the job waits for space and goes on from its last checkpoint."""
+    said = str(error.get("message") or "a write failed for lack of disk space; free some, then resume")
+    return Outcome(JobState.PAUSED, EndReason.DISK_FULL, f"the job is paused: {said}", warnings=[*warnings, said], data=facts)
 
 
 def _failed(

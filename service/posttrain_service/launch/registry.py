@@ -6,6 +6,7 @@ from posttrain_service.errors import InvalidSettings
 from posttrain_service.launch.backend import LaunchBackend
 from posttrain_service.settings import Settings
 from posttrain_trainer.contract.logcap import ENV_LOG_QUOTA
+from posttrain_trainer.contract.space import ENV_DISK_RESERVE
 
 NAMES = ("local",)
 
@@ -23,6 +24,6 @@ def backend(name: str, settings: Settings) -> LaunchBackend:
             trainer_python=settings.trainer_python,
             stop_grace_s=settings.stop_grace_s,
             cpu_slots=settings.cpu_slots,
-            limits={ENV_LOG_QUOTA: str(settings.log_quota_bytes)},
+            limits={ENV_LOG_QUOTA: str(settings.log_quota_bytes), ENV_DISK_RESERVE: str(settings.disk_reserve_bytes)},
         )
     raise InvalidSettings(f"there is no launch backend {name!r}; there is {', '.join(NAMES)}")

@@ -62,6 +62,13 @@ def save_tensors(folder: Path, module: nn.Module, optimizer: Optimizer) -> None:
     save(tensors, storage_writer=FileSystemWriter(folder, sync_files=True))
 
 
+def tensor_bytes(module: nn.Module, optimizer: Optimizer) -> int:
+    """Bytes of all that `save_tensors` would write now, over all ranks."""
+    names = _trained(module)
+    tensors = [*names.values(), *_optimizer_tensors(optimizer, names).values()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)  # numel of a sharded tensor counts all shards
+
+
 def load_tensors(folder: Path, module: nn.Module, optimizer: Optimizer) -> None:
     """Read what `save_tensors` wrote into a module and optimizer of the same architecture, in place; all ranks call it.
 

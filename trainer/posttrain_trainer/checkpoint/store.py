@@ -17,9 +17,10 @@ from posttrain_trainer.checkpoint.keep import to_delete
 from posttrain_trainer.checkpoint.resume import choose, readable
 from posttrain_trainer.checkpoint.save import Facts, Trigger, delete_checkpoint, sweep, write_checkpoint
 from posttrain_trainer.checkpoint.state import Progress
-from posttrain_trainer.contract.errors import TrainerError
+from posttrain_trainer.contract.errors import DiskFull, TrainerError
 from posttrain_trainer.contract.events import Manifest
 from posttrain_trainer.contract.rundir import RunDir
+from posttrain_trainer.contract.space import shortage
 from posttrain_trainer.contract.spec import FullTrainingArguments
 from posttrain_trainer.dist import World
 
@@ -73,11 +74,16 @@ class Checkpoints:
     warn: Callable[[str], None]
 
     def prepare(self) -> None:
-        """Make the folder and sweep it of what an interrupted attempt left."""
+        """Make the folder and sweep it of what an interrupted attempt left.
+
+        Raises:
+            DiskFull: There is no room for even one checkpoint: nothing should be trained that can't be saved.
+        """
         if self.world.rank == 0:
             self.run_dir.checkpoints.mkdir(parents=True, exist_ok=True)
             sweep(self.run_dir)
         self.world.barrier()
+        self._check_space(merge=False)
 
     def choose(self) -> Manifest | None:
         """The checkpoint to go on from by `args.resume`, verified; None = start anew. All ranks call it.
@@ -123,7 +129,9 @@ class Checkpoints:
 
         Raises:
             OSError: It could not be written; earlier ones are intact.
+            DiskFull: It would leave less free space than must stay free; nothing was written.
         """
+        self._check_space(merge=merge)
         facts = Facts(
             step=progress.step,
             epoch=progress.epoch,
@@ -139,6 +147,24 @@ class Checkpoints:
         if self.world.rank == 0:
             self._prune()
         return manifest
+
+    def _check_space(self, *, merge: bool) -> None:
+        """Refuse on all ranks together, and before anything is written, what the disk has no room for."""
+        said = shortage(self.run_dir.checkpoints, self.size_bytes(merge=merge)) if self.world.rank == 0 else None
+        if (sentence := self.world.broadcast(said)) is not None:
+            raise DiskFull(sentence, rank=self.world.rank)
+
+    def size_bytes(self, *, merge: bool) -> int:
+        """About how many bytes the next checkpoint has: tensors to the byte, the tokenizer and other small files not.
+
+        Args:
+            merge: Whether base and adapter are also written as one model.
+        """
+        model = self.model
+        whole = sum(parameter.numel() for parameter in model.module.parameters()) * model.dtype.itemsize
+        trained = sum(p.numel() * p.element_size() for p in model.module.parameters() if p.requires_grad)
+        export = whole if model.kind == "full" else trained + (whole if merge else 0)
+        return state.tensor_bytes(model.module, self.optimizer) + export
 
     def _fill(self, folder: Path, progress: Progress, *, merge: bool) -> None:
         rank, model = self.world.rank, self.model

@@ -99,7 +99,7 @@ def test_every_reason_leads_to_a_state():
     assert set(REASON_STATE) == set(EndReason)
     assert {r for r, s in REASON_STATE.items() if s is S.SUCCEEDED} == {EndReason.COMPLETED}
     assert {r for r, s in REASON_STATE.items() if s is S.CANCELLED} == {EndReason.CANCELLED, EndReason.PAUSED_EXPIRED}
-    assert {r for r, s in REASON_STATE.items() if s is S.PAUSED} == {EndReason.PAUSED, EndReason.PREEMPTED}
+    assert {r for r, s in REASON_STATE.items() if s is S.PAUSED} == {EndReason.PAUSED, EndReason.PREEMPTED, EndReason.DISK_FULL}
     assert not set(REASON_STATE.values()) & {S.QUEUED, *LIVE}
 
 

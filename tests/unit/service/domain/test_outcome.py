@@ -6,6 +6,7 @@ from posttrain_service.domain.lifecycle import REASON_STATE, EndReason
 from posttrain_service.domain.outcome import outcome, reason_of
 from posttrain_trainer.contract import errors as trainer_errors
 
+FULL = {"code": "disk_full", "message": "a checkpoint needs more", "rank": 0, "details": {}}
 OOM = {"code": "out_of_memory", "message": "CUDA out of memory", "rank": 1, "details": {"bytes": 5}}
 COMPLETED = {"status": "completed", "steps": 7, "warnings": ["w"]}
 SAVED = {"status": "stopped", "want": "pause", "checkpoint": "step-000004"}
@@ -53,6 +54,11 @@ TABLE = [
     (("running", None, None), ({"reason": "supervision_failed", "message": "OSError: x"}, None, None), "lost"),
     (("launching", None, None), ({"reason": "launch_failed", "message": "no python"}, None, None), "launch_failed"),
     (("running", None, None), (exited(1), None, {"code": "novel", "message": "?"}), "trainer_error"),
+    (("running", None, None), (exited(1), None, FULL), "disk_full"),
+    (("stopping", "pause", None), ({"reason": "stopped", "stop_want": "pause"}, None, FULL), "disk_full"),
+    (("stopping", "pause", "preempted"), (exited(1), None, FULL), "disk_full"),
+    (("stopping", "cancel", None), (exited(1), None, FULL), "cancelled"),  # nobody wants it to go on
+    (("stopping", None, "max_duration"), (exited(1), None, FULL), "max_duration"),
 ]
 
 

@@ -15,8 +15,9 @@ from posttrain_trainer.checkpoint import save as save_module
 from posttrain_trainer.checkpoint.resume import choose, read_manifest, verify
 from posttrain_trainer.checkpoint.state import Progress
 from posttrain_trainer.checkpoint.store import Checkpoints
-from posttrain_trainer.contract.errors import CheckpointInvalid, InvalidArguments
+from posttrain_trainer.contract.errors import CheckpointInvalid, DiskFull, InvalidArguments
 from posttrain_trainer.contract.rundir import RunDir
+from posttrain_trainer.contract.space import ENV_DISK_RESERVE
 from posttrain_trainer.contract.spec import FullTrainingArguments, LoraArguments
 from posttrain_trainer.device import Device
 from posttrain_trainer.dist import RankFacts, World
@@ -282,3 +283,27 @@ def test_a_checkpoint_of_another_shape_is_refused(base, tmp_path, world):
     wide = set_up(other, tmp_path / "run", world)
     with pytest.raises(CheckpointInvalid, match="has shape"):
         wide.checkpoints.load(wide.checkpoints.choose())
+
+
+@pytest.mark.parametrize(("lora", "merge"), [(None, False), (LoraArguments(rank=2), False), (LoraArguments(rank=2), True)])
+def test_the_size_of_a_checkpoint_is_known_before_it_is_written(base, tmp_path, world, lora, merge):
+    setup = set_up(base, tmp_path, world, lora=lora)
+    progress = Progress()
+    setup.train(1, progress)
+    said = setup.checkpoints.size_bytes(merge=merge)
+    manifest = setup.save(progress, merge=merge)
+    tensors = sum(f.size_bytes for f in manifest.files if f.path.endswith((".safetensors", ".distcp")))
+    assert said <= tensors <= said * 1.2 + 400_000  # headers, and tensors that are stored in two places
+
+
+def test_a_checkpoint_that_would_eat_into_the_reserve_is_not_begun(base, tmp_path, world, monkeypatch):
+    setup = set_up(base, tmp_path, world)
+    setup.save(Progress(step=1))
+    monkeypatch.setenv(ENV_DISK_RESERVE, str(shutil.disk_usage(tmp_path).free + 2**40))
+    with pytest.raises(DiskFull, match="must stay free; free some space, then resume"):
+        setup.save(Progress(step=2))
+    assert [path.name for path in setup.run_dir.checkpoints.iterdir()] == ["step-000001"]
+    with pytest.raises(DiskFull):  # and nothing is trained that can't be saved
+        set_up(base, tmp_path, world, attempt=2)
+    monkeypatch.delenv(ENV_DISK_RESERVE)
+    setup.save(Progress(step=2))
