@@ -12,8 +12,9 @@ from posttrain_service.domain.lifecycle import REASON_STATE, EndReason, JobState
 from posttrain_service.domain.webhooks import url_fault
 from posttrain_service.wire.base import JOB_ID, NAME, Name, Wire
 from posttrain_service.wire.knobs import TorchrunKnobs, TrainingKnobs
+from posttrain_trainer.contract.loggers import Logger
 from posttrain_trainer.contract.methods import Method, SftMethod
-from posttrain_trainer.contract.spec import FullTrainingArguments, Logger, LoraArguments, TorchrunArguments
+from posttrain_trainer.contract.spec import FullTrainingArguments, LoraArguments, TorchrunArguments
 
 _PLAIN = r"^[^\x00]*$"
 
@@ -194,13 +195,13 @@ class JobRequest(Wire):
         """The value of one knob of `training`, as given or by default."""
         return getattr(self.training, name)
 
-    def _knob(self, name: str) -> Any:
     @property
     def asked_method(self) -> Method:
         """The method, by its own name or as training.method."""
         found: Method = self._knob("method")
         return found
 
+    def _knob(self, name: str) -> Any:
         return self._own_names().get(name, self.training_knob(name))
 
     def _own_names(self) -> dict[str, Any]:
