@@ -95,7 +95,7 @@ def show(
         if as_json:
             show_json(job)
             return
-        names = ("job_uuid", "name", "status", "reason", "model", "method", "attempt", "queue_position")
+        names = ("job_uuid", "name", "status", "reason", "model", "method", "attempt", "queue_position", "fine_tuned_model")
         times = ("created_at", "started_at", "completed_at", "expires_at")
         rows = [(name, job[name]) for name in (*names, *times) if job[name] is not None]
         rows += [("step", _step(job)), ("loss", _loss(job))]
