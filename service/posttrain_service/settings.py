@@ -103,6 +103,10 @@ class Settings(BaseSettings):
     """How long an Idempotency-Key is remembered."""
     disk_reserve_bytes: Bytes = 1_000_000_000
     """Free space in storage_dir that uploads and new runs must leave untouched."""
+    storage_quota_bytes: Bytes | None = None
+    """Most bytes that uploads and runs may have together; new uploads and jobs are refused beyond it. None = no limit."""
+    owner_quota_bytes: Bytes | None = None
+    """The same for each owner's uploads and runs; None = no limit."""
     max_upload_bytes: Annotated[int, Field(ge=1, le=2**60)] = 8_000_000_000
     """Largest upload."""
     max_rows_inline: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000

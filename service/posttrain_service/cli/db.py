@@ -12,12 +12,18 @@ from sqlalchemy import Engine
 
 from posttrain_service.cli.common import sentences
 from posttrain_service.cli.serve import read_settings
+from posttrain_service.clock import SystemClock
+from posttrain_service.errors import Conflict, StoreMismatch
+from posttrain_service.runs.blobs import Blobs
 from posttrain_service.settings import Settings
 from posttrain_service.store import backup as backups
 from posttrain_service.store.engine import make_engine
+from posttrain_service.store.store import Store
 from posttrain_service.store.upgrade import current, head, is_current
 from posttrain_service.store.upgrade import upgrade as bring_up_to_date
+from posttrain_service.work.leader import Leader
 from posttrain_service.work.restore import restore as put_back
+from posttrain_service.work.sweeper import Sweeper
 
 app = typer.Typer(help="Look after the database: its schema, its backups.", no_args_is_help=True)
 
@@ -83,6 +89,39 @@ def restore(
 def _settings(storage_dir: Path | None, database_url: str | None) -> Settings:
     told = {"storage_dir": None if storage_dir is None else str(storage_dir), "database_url": database_url}
     return read_settings({name: value for name, value in told.items() if value is not None})
+
+
+@app.command()
+def sweep(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed, the first hundred of a kind.")] = False,
+    storage_dir: StorageOption = None,
+    database_url: UrlOption = None,
+) -> None:
+    """Remove what has outlived its retention, as a server does from time to time by itself. Jobs kept by `keep` stay."""
+    with sentences(), _engine(storage_dir, database_url) as engine:
+        if not is_current(engine):
+            raise StoreMismatch("the database has another schema than this build; run `posttrain db upgrade` first")
+        sweeper = _sweeper(_settings(storage_dir, database_url), engine)
+        try:
+            if not dry_run and sweeper.leader.lease() is None:
+                raise Conflict("a server is running, which sweeps by itself; use --dry-run to see what it would remove")
+            swept = sweeper.outlook() if dry_run else sweeper.sweep()
+        finally:
+            sweeper.leader.release()
+        did = "would remove" if dry_run else "removed"
+        for kind, names in (("job", swept.jobs), ("file", swept.files), ("leftover", swept.leftovers)):
+            for name in names:
+                print(f"{did} {kind} {name}")
+        print(f"{did} {len(swept.jobs)} jobs, {len(swept.files)} files, {len(swept.leftovers)} leftovers")
+
+
+def _sweeper(settings: Settings, engine: Engine) -> Sweeper:
+    clock = SystemClock()
+    store = Store(engine, clock, busy_timeout_s=settings.database_busy_timeout_s)
+    settings.jobs_dir.mkdir(parents=True, exist_ok=True)
+    blobs = Blobs(settings.files_dir, max_bytes=settings.max_upload_bytes, reserve_bytes=settings.disk_reserve_bytes)
+    leader = Leader(store, settings.storage_dir, settings.lease_ttl_s, one_host=engine.dialect.name == "sqlite")
+    return Sweeper(settings, store, clock, blobs, leader)
 
 
 @contextmanager

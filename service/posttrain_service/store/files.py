@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, Select, delete, select, tuple_
+from sqlalchemy import Connection, Select, delete, func, select, tuple_
 from sqlalchemy.exc import IntegrityError
 
 from posttrain_service.clock import Clock
@@ -127,6 +127,12 @@ class FileRows:
         """Those of the ids that have a row, expired or not: bytes without one are left over from a crash."""
         with self._database.read() as connection:
             return set(connection.execute(select(files.c.id).where(files.c.id.in_(list(file_ids)))).scalars())
+
+    def bytes_by_owner(self) -> dict[str, int]:
+        """Bytes of all files that have not been removed, for each owner that has some."""
+        query = select(files.c.owner, func.sum(files.c.size_bytes)).group_by(files.c.owner)
+        with self._database.read() as connection:
+            return {str(owner): int(size) for owner, size in connection.execute(query)}
 
     def _there(self) -> Select[Any]:
         return select(files).where(files.c.expires_at.is_(None) | (files.c.expires_at > self._clock.now()))

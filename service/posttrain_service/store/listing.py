@@ -55,7 +55,7 @@ class JobLists:
             limit: Most jobs, at least 1.
             status: Only jobs in these states; empty = all.
             owner: Only this owner's jobs; None = everybody's.
-            metadata: Only jobs that have all these labels.
+            metadata: Only jobs that have all these labels; empty = only jobs without labels; None = all.
 
         Raises:
             InvalidRequest: The cursor names no job, or both cursors are given.
@@ -68,7 +68,7 @@ class JobLists:
             position = None if cursor is None else _position(connection, cursor, "before" if after is None else "after")
             found: list[Job] = []
             for state in states:  # one indexed query for each state, merged: no state makes the others slow
-                query = page_query(position, before is not None, limit, state, owner, metadata or {})
+                query = page_query(position, before is not None, limit, state, owner, metadata)
                 found += [to_job(row) for row in connection.execute(query).mappings()]
         found.sort(key=lambda job: (job.created_at, job.run_id), reverse=before is None)
         data = found[:limit]
@@ -118,6 +118,13 @@ class JobLists:
             rows = connection.execute(select(jobs.c.owner, func.count()).where(live).group_by(jobs.c.owner)).all()
         return {str(owner): int(count) for owner, count in rows}
 
+    def owners(self) -> dict[str, tuple[str, int]]:
+        """Owner and version of every job that has a folder, by run id; the version of an ended job stays what it is."""
+        with self._database.read() as connection:
+            rows = connection.execute(select(jobs.c.run_id, jobs.c.owner, jobs.c.version, jobs.c.state)).all()
+        ended = {state.value for state in TERMINAL}
+        return {str(run_id): (str(owner), int(version) if state in ended else -1) for run_id, owner, version, state in rows}
+
     def _one(self, query: Jobs) -> Job | None:
         with self._database.read() as connection:
             row = connection.execute(query).mappings().first()
@@ -134,7 +141,7 @@ def page_query(
     limit: int,
     state: JobState | None,
     owner: str | None,
-    metadata: Mapping[str, str],
+    metadata: Mapping[str, str] | None,
 ) -> Jobs:
     """The query behind `JobLists.page`: one row more than `limit` tells whether there is more.
 
@@ -144,15 +151,17 @@ def page_query(
         limit: Most jobs.
         state: Only this state.
         owner: Only this owner.
-        metadata: Only with these labels; the first one's index leads, the others filter.
+        metadata: Only with these labels (the first one's index leads, the others filter); empty = only without any.
     """
     query = select(jobs).where(jobs.c.condemned_at.is_(None))
     created_at, run_id = jobs.c.created_at, jobs.c.run_id
-    for number, (key, value) in enumerate(sorted(metadata.items())):
+    for number, (key, value) in enumerate(sorted((metadata or {}).items())):
         label = job_labels.alias(f"label_{number}")
         query = query.join(label, label.c.run_id == jobs.c.run_id).where(label.c.key == key, label.c.value == value)
         if number == 0:
             created_at, run_id = label.c.created_at, label.c.run_id
+    if metadata is not None and not metadata:
+        query = query.where(~select(job_labels.c.run_id).where(job_labels.c.run_id == jobs.c.run_id).exists())
     if state is not None:
         query = query.where(jobs.c.state == state.value)
     if owner is not None:

@@ -24,6 +24,7 @@ from posttrain_service.work import rows
 from posttrain_service.work.hints import Hints
 from posttrain_service.work.made import Models, is_made, place_model
 from posttrain_service.work.prepare import Prepared, prepare
+from posttrain_service.work.quota import Quota
 from posttrain_service.work.uploads import check_key
 from posttrain_service.work.webhooks import check_webhook
 from posttrain_trainer.contract.rundir import RunDir, sync_folder, write_json
@@ -82,6 +83,7 @@ class Submitter:
         self._clock = clock
         self._hints = hints
         self._checker = checker
+        self._quota = Quota(settings, store)
 
     def create(self, request: JobRequest, *, idempotency_key: str | None, owner: str) -> tuple[Job, bool]:
         """Queue the job, or find the one that the same request already made; see `JobService.create`."""
@@ -192,6 +194,7 @@ class Submitter:
             )
 
     def _job(self, checked: Checked, run_id: str, owner: str, data: dict[str, str]) -> Job:
+        self._quota.check(owner)
         request = checked.prepared.request
         now = self._clock.now()
         return Job(

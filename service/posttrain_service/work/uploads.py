@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
 from posttrain_service.clock import Clock
 from posttrain_service.domain.files import UploadedFile, check_filename, check_purpose, expiry
-from posttrain_service.errors import InvalidRequest, NotFound
+from posttrain_service.errors import InvalidRequest, NotFound, QuotaExceeded
 from posttrain_service.ids import is_file_id, new_file_id
 from posttrain_service.runs.blobs import Blobs
 from posttrain_service.settings import Settings
 from posttrain_service.store.idempotency import IdempotencyKey
 from posttrain_service.store.store import Store
+from posttrain_service.work.quota import Quota
 from posttrain_service.work.services import Page
 
 CREATE = "files.create"
@@ -30,6 +32,11 @@ class Uploads:
     store: Store
     clock: Clock
     blobs: Blobs
+
+    @cached_property
+    def quota(self) -> Quota:
+        """What uploads and runs may take up."""
+        return Quota(self.settings, self.store)
 
     def create(
         self,
@@ -46,7 +53,13 @@ class Uploads:
         check_purpose(purpose)
         now = self.clock.now()
         expires_at = expiry(now, expires_after_s)
+        self.quota.check(owner)
         blob = self.blobs.save(source, new_file_id())
+        try:
+            self.quota.check(owner, blob.size_bytes)
+        except QuotaExceeded:
+            self.blobs.delete(blob.file_id)
+            raise
         file = UploadedFile(
             id=blob.file_id,
             owner=owner,

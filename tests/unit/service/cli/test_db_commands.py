@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -136,3 +137,18 @@ def test_postgresqls_own_tools_are_named(tmp_path: Path) -> None:
     url = ("--database-url", "postgresql+psycopg://u:secret@h/d", "--storage-dir", str(tmp_path))
     assert call("backup", "x", *url) == (1, "error: the database is postgresql, which has its own tool for this: use pg_dump\n")
     assert "use pg_restore or psql" in call("restore", "x", *url)[1]
+
+
+def test_a_sweep_by_hand_says_what_it_removes_and_leaves_it_to_a_server_that_runs(server: Runtime, tmp_path: Path) -> None:
+    place = ("--storage-dir", str(tmp_path / "storage"))
+    run = server.settings.jobs_dir / new_run_id()
+    run.mkdir()
+    os.utime(run, (0, 0))
+    assert call("sweep", "--dry-run", *place) == (0, f"would remove leftover {run.name}\nwould remove 0 jobs, 0 files, 1 leftovers\n")
+    assert server.leader.lease() is not None
+    code, output = call("sweep", *place)
+    assert (code, run.exists()) == (1, True)
+    assert "a server is running, which sweeps by itself" in output
+    server.stop()
+    assert call("sweep", *place) == (0, f"removed leftover {run.name}\nremoved 0 jobs, 0 files, 1 leftovers\n")
+    assert not run.exists()

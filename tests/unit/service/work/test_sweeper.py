@@ -6,8 +6,9 @@ import os
 
 import pytest
 
-from posttrain_service.errors import NotFound
+from posttrain_service.errors import NotFound, QuotaExceeded
 from posttrain_service.wire.jobs import JobRequest
+from posttrain_service.work import quota
 from posttrain_service.work.sweeper import LEFTOVER_AGE_S
 
 GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
@@ -129,3 +130,44 @@ def test_a_round_is_the_leaders(make_bench):
     assert exists(first, job)
     first.runtime.loops[2].round()
     assert not exists(first, job)
+
+
+def test_storage_quotas_refuse_with_the_numbers_and_give_way_to_deletion(make_bench, monkeypatch):
+    monkeypatch.setattr(quota, "FRESH_S", 0.0)
+    bench = make_bench(owner_quota_bytes=10_000, storage_quota_bytes=25_000)
+    files = bench.runtime.services.files
+
+    def add(owner, size):
+        return files.create(io.BytesIO(b"x" * size), filename="a.jsonl", purpose="fine-tune", owner=owner)
+
+    first = add("ann", 9_000)
+    with pytest.raises(QuotaExceeded, match=r"owner 'ann' has 10,500 bytes.*10,000 is the quota.*POSTTRAIN_OWNER_QUOTA_BYTES"):
+        add("ann", 1_500)
+    assert [path.name for path in bench.runtime.settings.files_dir.iterdir()] == [first.id]
+    add("bob", 9_000)
+    with pytest.raises(QuotaExceeded, match="all owners together have 25,500 bytes"):
+        add("cid", 7_500)
+    files.delete(first.id)
+    add("ann", 1_500)
+
+
+def test_what_runs_have_written_counts_and_is_measured_once_when_they_have_ended(make_bench, monkeypatch):
+    monkeypatch.setattr(quota, "FRESH_S", 0.0)
+    bench = make_bench(owner_quota_bytes=1_000_000)
+    job = ended(bench)
+    used = bench.runtime.services.files.quota.used()["default"]
+    assert used == sum(path.stat().st_size for path in folder(bench, job).rglob("*") if path.is_file())
+    live = bench.submit()
+    measured = []
+    monkeypatch.setattr(quota, "tree_bytes", lambda path: measured.append(path.name) or 2_000_000)
+    assert bench.runtime.services.files.quota.used()["default"] == used + 2_000_000
+    assert measured == [live.run_id]
+    with pytest.raises(QuotaExceeded):
+        bench.submit()
+    assert not any(path.name not in (job.run_id, live.run_id) for path in bench.runtime.settings.jobs_dir.iterdir())
+
+
+def test_without_quotas_nothing_is_measured(bench, monkeypatch):
+    monkeypatch.setattr(quota, "tree_bytes", pytest.fail)
+    bench.submit()
+    upload(bench)
