@@ -6,7 +6,7 @@ import pytest
 
 from posttrain_service.errors import InvalidRequest, PayloadTooLarge
 from posttrain_service.work import rows
-from posttrain_trainer.contract.methods import SftMethod
+from posttrain_trainer.contract.methods import DpoMethod, PretrainMethod, SftMethod
 
 GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 
@@ -59,6 +59,16 @@ def test_a_key_without_meaning_is_a_warning():
 def test_rows_of_another_kind_are_refused():
     report = rows.Checker(10**6).report(rows.inline([{"text": "abc"}], 10), SftMethod())
     assert not report.valid
+
+
+def test_a_method_says_what_rows_must_mean(tmp_path):
+    pair, text = {"prompt": "q", "chosen": "a", "rejected": "b"}, {"body": "abc"}
+    checker = rows.Checker(10**6)
+    assert checker.report(rows.inline([pair], 10), DpoMethod(kind="dpo")).valid
+    assert not checker.report(rows.inline([GOOD], 10), DpoMethod(kind="dpo")).valid
+    documents = source(tmp_path, [text])
+    assert checker.report(documents, PretrainMethod(kind="pretrain", text_column="body")).valid
+    assert not checker.report(documents, PretrainMethod(kind="pretrain")).valid  # not the verdict on another column
 
 
 def test_a_file_is_read_once(tmp_path):
