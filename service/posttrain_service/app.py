@@ -12,7 +12,18 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRoute
 
 from posttrain_service import __version__, compose
-from posttrain_service.api import checkpoints, datasets, errors, files, health, job_streams, models, post_training
+from posttrain_service.api import (
+    checkpoints,
+    datasets,
+    errors,
+    files,
+    fine_tuning,
+    health,
+    job_streams,
+    models,
+    post_training,
+    uploads,
+)
 from posttrain_service.api.edge import Edge
 from posttrain_service.errors import InvalidSettings
 from posttrain_service.settings import Settings
@@ -25,6 +36,8 @@ _ROUTERS = (
     checkpoints.router,
     datasets.router,
     files.router,
+    uploads.router,
+    fine_tuning.router,
     models.router,
     health.router,
 )

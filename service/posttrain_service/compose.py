@@ -29,6 +29,8 @@ from posttrain_service.work.jobs import Jobs
 from posttrain_service.work.leader import Leader
 from posttrain_service.work.loops import Loop
 from posttrain_service.work.made import Models
+from posttrain_service.work.parts import Parts
+from posttrain_service.work.result_files import ResultFiles
 from posttrain_service.work.rows import Checker
 from posttrain_service.work.scheduler import Scheduler
 from posttrain_service.work.services import Services
@@ -37,6 +39,7 @@ from posttrain_service.work.submit import Submitter
 from posttrain_service.work.supervisor import Supervisor
 from posttrain_service.work.sweeper import Sweeper
 from posttrain_service.work.uploads import Uploads
+from posttrain_service.work.validator import Validator
 from posttrain_service.work.verbs import Verbs
 from posttrain_service.work.webhooks import Webhooks
 
@@ -147,22 +150,27 @@ def _assemble(
     verbs = Verbs(settings, store, clock, hints)
     sweeper = Sweeper(settings, store, clock, blobs, leader)
     scheduler = Scheduler(settings, store, backend, clock, hints, leader, slots)
-    supervisor = Supervisor(settings, store, backend, clock, hints, leader)
+    result_files = ResultFiles(settings, store, clock, blobs)
+    validator = Validator(settings, store, clock, hints, leader, submitter, checker)
+    supervisor = Supervisor(settings, store, backend, clock, hints, leader, result_files)
     webhooks = Webhooks(settings, store, clock, leader)
     loops = (
         Loop("supervisor", supervisor.round, hints.supervisor, settings.supervise_interval_s),
         Loop(SCHEDULER, scheduler.round, hints.scheduler, settings.supervise_interval_s),
         Loop("sweeper", sweeper.round, hints.sweeper, settings.sweep_interval_s),
         Loop("webhooks", webhooks.round, hints.webhooks, settings.supervise_interval_s),
+        Loop("validator", validator.round, hints.validator, settings.supervise_interval_s),
     )
+    uploads = Uploads(settings, store, clock, blobs)
     services = Services(
-        jobs=Jobs(settings, store, submitter, verbs, DryRun(settings, submitter, backend, slots)),
-        files=Uploads(settings, store, clock, blobs),
+        jobs=Jobs(settings, store, submitter, verbs, DryRun(settings, submitter, backend, slots), validator, result_files),
+        files=uploads,
         datasets=Datasets(settings, submitter, checker),
         models=models,
         streams=Streams(settings, store),
         health=Health(settings, store, partial(is_current, engine), loops, slots),
         settings=settings,
+        parts=Parts(settings, clock, uploads),
     )
     return Runtime(settings, services, store, loops, sweeper, hints, leader, verbs)
 

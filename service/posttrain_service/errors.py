@@ -48,6 +48,12 @@ class InvalidRequest(ServiceError):
     code = "invalid_request"
 
 
+class UnsupportedMethod(InvalidRequest):
+    """A training method that a compatible API has and this service does not."""
+
+    code = "unsupported_method"
+
+
 class Unauthorized(ServiceError):
     """No credentials, or wrong ones."""
 

@@ -9,6 +9,8 @@ from posttrain_service.errors import InvalidRequest
 
 _JOB_UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _FILE_ID = re.compile(r"file-[0-9a-f]{32}")
+_UPLOAD_ID = re.compile(r"upload_[0-9a-f]{32}")
+_PART_ID = re.compile(r"part_[0-9a-f]{32}")
 _RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -20,6 +22,26 @@ def new_run_id() -> str:
 def new_file_id() -> str:
     """An uploaded file's id, `file-` and 32 hex digits."""
     return f"file-{uuid.uuid4().hex}"
+
+
+def new_upload_id() -> str:
+    """The id of an upload in parts, `upload_` and 32 hex digits."""
+    return f"upload_{uuid.uuid4().hex}"
+
+
+def new_part_id() -> str:
+    """The id of one part of an upload, `part_` and 32 hex digits."""
+    return f"part_{uuid.uuid4().hex}"
+
+
+def is_upload_id(text: str) -> bool:
+    """Whether `text` has the form of an upload's id (and so may be a folder's name)."""
+    return _UPLOAD_ID.fullmatch(text) is not None
+
+
+def is_part_id(text: str) -> bool:
+    """Whether `text` has the form of a part's id (and so may be a file's name)."""
+    return _PART_ID.fullmatch(text) is not None
 
 
 def new_request_id() -> str:

@@ -15,6 +15,7 @@ from posttrain_service.wire.errors import field_errors, summary
 
 _STATUS: dict[type[errors.ServiceError], int] = {
     errors.InvalidRequest: 422,
+    errors.UnsupportedMethod: 400,
     errors.Unauthorized: 401,
     errors.Forbidden: 403,
     errors.NotFound: 404,

@@ -32,13 +32,13 @@ _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "b
 @router.post("", responses=_FILE, dependencies=[only()], openapi_extra={"requestBody": shapes.UPLOAD_BODY})
 async def create_file(request: Request, services: Use, key: IdempotencyKey) -> Response:
     """Upload a file; its bytes go to disk as they arrive."""
-    _refuse_by_length(request, services.settings.max_upload_bytes)
+    refuse_by_length(request, services.settings.max_upload_bytes)
     body = request.stream()
-    upload = Upload(request.headers.get("content-type", ""), _fetcher(body))
+    upload = Upload(request.headers.get("content-type", ""), fetcher(body))
     try:
         stored = await run_in_threadpool(_store, services, upload, key)
     except ServiceError:
-        await _drain(body)
+        await drain(body)
         raise
     return Answer(wire.file_json(stored))
 
@@ -121,7 +121,7 @@ def _store(services: Services, upload: Upload, key: str | None) -> UploadedFile:
     )
 
 
-def _fetcher(body: AsyncIterator[bytes]) -> Callable[[], bytes]:
+def fetcher(body: AsyncIterator[bytes]) -> Callable[[], bytes]:
     """Fetch the next piece of the body from a worker thread."""
 
     async def following() -> bytes:
@@ -136,7 +136,12 @@ def _fetcher(body: AsyncIterator[bytes]) -> Callable[[], bytes]:
     return lambda: anyio.from_thread.run(following)
 
 
-def _refuse_by_length(request: Request, most: int) -> None:
+def refuse_by_length(request: Request, most: int) -> None:
+    """Refuse an upload that says itself that it is too large.
+
+    Raises:
+        PayloadTooLarge: Beyond `most` bytes.
+    """
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and int(length[:20]) > most + _FORM_OVERHEAD_BYTES:
         raise PayloadTooLarge(
@@ -144,7 +149,7 @@ def _refuse_by_length(request: Request, most: int) -> None:
         )
 
 
-async def _drain(body: AsyncIterator[bytes]) -> None:
+async def drain(body: AsyncIterator[bytes]) -> None:
     """Read a little on, so that a client that is still sending sees the answer instead of a closed connection."""
     left = _DRAIN_BYTES
     try:

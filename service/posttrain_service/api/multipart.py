@@ -27,13 +27,14 @@ class Upload:
     Args:
         content_type: The request's Content-Type, which holds the boundary.
         fetch: Returns the next piece of the body, b"" at its end.
+        part: Name of the part that holds the file.
 
     Attributes:
         fields: Fields seen so far; complete once `read` has returned b"".
         filename: The file's name as sent; None before the file part began, or when it has none.
     """
 
-    def __init__(self, content_type: str, fetch: Callable[[], bytes]) -> None:
+    def __init__(self, content_type: str, fetch: Callable[[], bytes], part: str = "file") -> None:
         kind, options = parse_options_header(content_type)
         boundary = options.get(b"boundary")
         if kind != b"multipart/form-data" or not boundary:
@@ -41,6 +42,7 @@ class Upload:
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
         self._fetch = fetch
+        self._part = part
         self._parser = MultipartParser(boundary, _callbacks(self))
         self._data = bytearray()
         self._headers: dict[bytes, bytes] = {}
@@ -57,7 +59,7 @@ class Upload:
         """
         while not self._file_seen:
             if not self._feed():
-                raise InvalidRequest("the upload has no part named 'file'", code="missing_file", param="file")
+                raise InvalidRequest(f"the upload has no part named {self._part!r}", code="missing_file", param=self._part)
 
     def read(self, size: int = -1) -> bytes:
         """At most `size` bytes of the file (all when negative); b"" at its end, with the whole body read.
@@ -112,10 +114,10 @@ class Upload:
         """The part's content follows: a field's, or the file's."""
         _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
         name = options.get(b"name", b"").decode("utf-8", "replace")
-        self._in_file = name == "file"
+        self._in_file = name == self._part
         if self._in_file:
             if self._file_seen:
-                raise InvalidRequest("the upload has two parts named 'file'; send one file at a time", param="file")
+                raise InvalidRequest(f"the upload has two parts named {self._part!r}; send one file at a time", param=self._part)
             self._file_seen = True
             if b"filename" in options:
                 self.filename = options[b"filename"].decode("utf-8", "replace")

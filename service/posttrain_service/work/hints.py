@@ -31,3 +31,4 @@ class Hints:
     supervisor: Hint = field(default_factory=Hint)
     sweeper: Hint = field(default_factory=Hint)
     webhooks: Hint = field(default_factory=Hint)
+    validator: Hint = field(default_factory=Hint)

@@ -16,15 +16,18 @@ from posttrain_service.runs import read, tail
 from posttrain_service.settings import Settings
 from posttrain_service.store.store import Store
 from posttrain_service.work.dryrun import DryRun
+from posttrain_service.work.result_files import ResultFiles
 from posttrain_service.work.services import EventView, JobView, LogText, Page
 from posttrain_service.work.streams import check_source, default_source, event_cursor
 from posttrain_service.work.submit import Submitter
 from posttrain_service.work.usage import Usage
+from posttrain_service.work.validator import Validator
 from posttrain_service.work.verbs import Verbs
 from posttrain_trainer.contract.rundir import AttemptDir, RunDir
 
 if TYPE_CHECKING:
     from posttrain_service.wire.jobs import JobRequest
+    from posttrain_service.wire.openai_request import Asked
 
 MAX_LOG_BYTES = 4 * 1024 * 1024
 """Most bytes of one answer with log text."""
@@ -39,6 +42,8 @@ class Jobs:
     submitter: Submitter
     verbs: Verbs
     dry_run: DryRun
+    validator: Validator
+    results: ResultFiles
     usage: Usage = field(default_factory=Usage)
 
     def create(
@@ -47,6 +52,17 @@ class Jobs:
         """See `JobService.create`."""
         job, new = self.submitter.create(request, idempotency_key=idempotency_key, owner=owner)
         return self._view(job, self._positions()), new
+
+    def accept(
+        self, asked: Asked, *, idempotency_key: str | None = None, owner: str = "default"
+    ) -> tuple[JobView, bool]:
+        """See `JobService.accept`."""
+        job, new = self.validator.accept(asked, idempotency_key=idempotency_key, owner=owner)
+        return JobView(job) if new else self.get(job.job_uuid), new  # a stored job is answered for without further reading
+
+    def result_files(self, jobs: Sequence[Job]) -> dict[str, list[str]]:
+        """See `JobService.result_files`."""
+        return self.results.of(jobs)
 
     def plan(self, request: JobRequest, *, owner: str = "default") -> dict[str, Any]:
         """See `JobService.plan`."""

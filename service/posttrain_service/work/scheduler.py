@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Sequence
 
 from posttrain_service.clock import Clock
+from posttrain_service.domain.checking import is_checking
 from posttrain_service.domain.deadlines import Limits, on_entry
 from posttrain_service.domain.job import Job, NewEvent
 from posttrain_service.domain.lifecycle import EndReason, JobState
@@ -66,7 +67,7 @@ class Scheduler:
         lease = self._leader.lease()
         if lease is None:
             return
-        queued = self._store.jobs.queued()
+        queued = [job for job in self._store.jobs.queued() if not is_checking(job)]
         if not queued or self._is_disk_low():
             return
         taken = [slot.device for slot in self._store.slots.taken()]

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from posttrain_service.domain.files import UploadedFile
     from posttrain_service.domain.job import Job
     from posttrain_service.settings import Settings
     from posttrain_service.wire.jobs import JobRequest
+    from posttrain_service.wire.openai_request import Asked
+    from posttrain_service.work.file_services import FileService, PartService
 
 T = TypeVar("T")
 
@@ -111,6 +112,21 @@ class JobService(Protocol):
             InvalidRequest: A value, a model, a file or rows that cannot be used.
             Conflict: The job_uuid is taken by another request.
         """
+        ...
+
+    def accept(
+        self, asked: Asked, *, idempotency_key: str | None = None, owner: str = "default"
+    ) -> tuple[JobView, bool]:
+        """Store the job with its rows still to be checked; they are, before it is launched, and may end it.
+
+        Raises:
+            InvalidRequest: A value, a model or a file that cannot be used.
+            Conflict: The job_uuid is taken by another request.
+        """
+        ...
+
+    def result_files(self, jobs: Sequence[Job]) -> dict[str, list[str]]:
+        """run_id -> ids of the files with the job's results."""
         ...
 
     def plan(self, request: JobRequest, *, owner: str = "default") -> dict[str, Any]:
@@ -215,47 +231,6 @@ class JobService(Protocol):
         ...
 
 
-class FileService(Protocol):
-    """Uploaded files. An unknown or expired id is NotFound."""
-
-    def create(
-        self,
-        source: BinaryIO,
-        *,
-        filename: str,
-        purpose: str,
-        owner: str = "default",
-        expires_after_s: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> UploadedFile:
-        """Store the bytes of `source`, hashed and size-capped; TooLarge beyond max_upload_bytes."""
-        ...
-
-    def get(self, file_id: str) -> UploadedFile:
-        """The file's record."""
-        ...
-
-    def page(
-        self,
-        *,
-        after: str | None = None,
-        limit: int = 100,
-        purpose: str | None = None,
-        owner: str | None = None,
-        newest_first: bool = True,
-    ) -> Page[UploadedFile]:
-        """Files by age."""
-        ...
-
-    def content(self, file_id: str) -> tuple[Path, UploadedFile]:
-        """Where its bytes are."""
-        ...
-
-    def delete(self, file_id: str) -> None:
-        """Remove it; Conflict while a job that hasn't ended needs it."""
-        ...
-
-
 class DatasetService(Protocol):
     """Data sets before any job."""
 
@@ -343,5 +318,6 @@ class Services:
     streams: StreamService
     health: HealthService
     settings: Settings
+    parts: PartService
 
 

@@ -88,19 +88,19 @@ class Submitter:
     def create(self, request: JobRequest, *, idempotency_key: str | None, owner: str) -> tuple[Job, bool]:
         """Queue the job, or find the one that the same request already made; see `JobService.create`."""
         key = self._key(request, idempotency_key, owner)
-        if (known := self._known(request, key, owner)) is not None:
+        if (known := self.known(request.job_uuid, request.digest(), key, owner)) is not None:
             return known, False
         checked = self.check(request)
-        self._check_disk(checked)
+        self.check_disk(checked)
         run_id = new_run_id()
         run_dir = RunDir(self.settings.jobs_dir / run_id)
         try:
             data = place_all(checked, run_dir)
-            job = self._job(checked, run_id, owner, data)
+            job = self.make_job(checked, run_id, owner, data, request.digest())
             write_json(run_dir.spec, {"run_id": run_id, "job_uuid": job.job_uuid, **job.spec})
-            stored, new = self._store.jobs.insert(job, _queued(checked), idempotency=key)
+            stored, new = self._store.jobs.insert(job, queued_events(checked), idempotency=key)
         except BaseException:
-            self._discard(run_dir, run_id)
+            self.discard(run_dir, run_id)
             raise
         if not new:
             shutil.rmtree(run_dir.path)
@@ -159,21 +159,30 @@ class Submitter:
         check_key(key)
         return IdempotencyKey(owner, CREATE, key, request.digest(), self.settings.idempotency_ttl_s)
 
-    def _known(self, request: JobRequest, key: IdempotencyKey | None, owner: str) -> Job | None:
-        """The job that this request made before, so that a repeat isn't refused for what has changed since."""
+    def known(self, job_uuid: str | None, digest: str, key: IdempotencyKey | None, owner: str) -> Job | None:
+        """The job that this request made before, so that a repeat isn't refused for what has changed since.
+
+        Raises:
+            Conflict: The job_uuid is taken by another request.
+        """
         if key is not None and (run_id := self._store.idempotency.find(key)) is not None:
             return self._store.jobs.get_run(run_id)  # None: it was deleted, which insert says
-        if request.job_uuid is None or (job := self._store.jobs.get(request.job_uuid)) is None:
+        if job_uuid is None or (job := self._store.jobs.get(job_uuid)) is None:
             return None
-        if job.body_digest != request.digest() or job.owner != owner:
+        if job.body_digest != digest or job.owner != owner:
             raise Conflict(
-                f"job_uuid {request.job_uuid} is taken by a job with another request body; choose another one",
+                f"job_uuid {job_uuid} is taken by a job with another request body; choose another one",
                 code="job_exists",
                 param="job_uuid",
             )
         return job if key is None else None  # with a key, insert finds the job and remembers the key
 
-    def _check_disk(self, checked: Checked) -> None:
+    def check_disk(self, checked: Checked) -> None:
+        """See that there is room for a job, and warn where its checkpoints may outgrow it.
+
+        Raises:
+            DiskFull: The disk is below its reserve.
+        """
         self.settings.jobs_dir.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self.settings.jobs_dir).free
         reserve = self.settings.disk_reserve_bytes
@@ -193,7 +202,12 @@ class Submitter:
                 "if the disk fills, the job stops with its last complete checkpoint"
             )
 
-    def _job(self, checked: Checked, run_id: str, owner: str, data: dict[str, str]) -> Job:
+    def make_job(self, checked: Checked, run_id: str, owner: str, data: dict[str, str], digest: str) -> Job:
+        """The row of a new job, queued now.
+
+        Raises:
+            QuotaExceeded: The owner's share of the storage, or the whole, is used up.
+        """
         self._quota.check(owner)
         request = checked.prepared.request
         now = self._clock.now()
@@ -205,7 +219,7 @@ class Submitter:
             method=request.asked_method.kind,
             model=request.model,
             spec=make_spec(checked, data),
-            body_digest=request.digest(),
+            body_digest=digest,
             created_at=now,
             name=request.name,
             warnings=checked.warnings,
@@ -220,7 +234,7 @@ class Submitter:
             retry=_retry(request),
         )
 
-    def _discard(self, run_dir: RunDir, run_id: str) -> None:
+    def discard(self, run_dir: RunDir, run_id: str) -> None:
         """Remove the folder of a job that was not stored; if a lost answer hides that it was, keep it."""
         if not self._store.jobs.exists(run_id):
             shutil.rmtree(run_dir.path, ignore_errors=True)
@@ -268,7 +282,8 @@ def _summary(report: dict[str, Any] | None) -> dict[str, Any]:
     return {key: report[key] for key in ("rows", "format", "num_errors")}
 
 
-def _queued(checked: Checked) -> list[NewEvent]:
+def queued_events(checked: Checked) -> list[NewEvent]:
+    """What is told when a job whose rows are good is queued."""
     rows_found = checked.train_report["rows"]
     events = [NewEvent("queued", f"the job is queued; its data set has {rows_found} rows", data={"rows": rows_found})]
     return events + [NewEvent("warning", warning, level="warn") for warning in checked.warnings]

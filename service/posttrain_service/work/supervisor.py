@@ -15,7 +15,7 @@ from posttrain_service.clock import Clock, Jumps
 from posttrain_service.domain.deadlines import Limits, on_entry
 from posttrain_service.domain.decide import Act, Action, decide
 from posttrain_service.domain.job import Job
-from posttrain_service.domain.lifecycle import JobState
+from posttrain_service.domain.lifecycle import JobState, is_terminal
 from posttrain_service.errors import InvalidRequest, LaunchFailed, Unavailable
 from posttrain_service.launch.backend import LaunchBackend
 from posttrain_service.logs import log_context
@@ -27,6 +27,7 @@ from posttrain_service.work.hints import Hints
 from posttrain_service.work.ingest import Ingest
 from posttrain_service.work.leader import Leader
 from posttrain_service.work.redact import Redactor
+from posttrain_service.work.result_files import ResultFiles
 from posttrain_service.work.scheduler import make_plan
 from posttrain_service.work.tails import log_tail
 from posttrain_trainer.contract.rundir import RunDir
@@ -50,10 +51,18 @@ class Supervisor:
         clock: What time it is.
         hints: To wake the scheduler when devices are free again.
         leader: Says whether this process acts.
+        results: Makes the result file of a job that ends.
     """
 
     def __init__(
-        self, settings: Settings, store: Store, backend: LaunchBackend, clock: Clock, hints: Hints, leader: Leader
+        self,
+        settings: Settings,
+        store: Store,
+        backend: LaunchBackend,
+        clock: Clock,
+        hints: Hints,
+        leader: Leader,
+        results: ResultFiles,
     ) -> None:
         self._settings = settings
         self._limits = Limits.of(settings)
@@ -63,6 +72,7 @@ class Supervisor:
         self._jumps = Jumps(clock)
         self._hints = hints
         self._leader = leader
+        self._results = results
         self._redactor = Redactor(settings)
         self._ingest = Ingest(store, self._redactor)
         self._unkillable_until: dict[str, float] = {}
@@ -156,6 +166,8 @@ class Supervisor:
             self._backend.sweep(run_dir, job.attempt)
             self._ingest.pull(job, run_dir)
         action = self._timed(job, action)
+        if action.to is not None and is_terminal(action.to):
+            self._results.make(job)  # first, so that whoever sees the end finds the file
         moved = self._moved(job, action, lease, self._error(job, action, run_dir))
         if moved is not None:
             self._hints.scheduler.give()

@@ -17,6 +17,7 @@ from posttrain_service.ids import is_run_id
 from posttrain_service.runs.blobs import Blobs
 from posttrain_service.settings import Settings
 from posttrain_service.store.store import Store
+from posttrain_service.work import parts
 from posttrain_service.work.datasets import SCRATCH_PREFIX
 from posttrain_service.work.leader import Leader
 from posttrain_service.work.verbs import remove
@@ -84,6 +85,7 @@ class Sweeper:
         for folder in [*self._leftover_runs(), *self._leftover_scratch()]:
             shutil.rmtree(folder)
             swept.leftovers.append(folder.name)
+        swept.leftovers += parts.sweep(self.settings, self.clock.now())
         return swept
 
     def outlook(self) -> Swept:

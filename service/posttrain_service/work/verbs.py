@@ -6,6 +6,7 @@ first is looked at again, so a verb answers for the state that the job really wa
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from posttrain_service.settings import Settings
 from posttrain_service.store.store import Store
 from posttrain_service.work.grace import grace_s
 from posttrain_service.work.hints import Hints
+from posttrain_service.work.result_files import forget, result_file_id
+
+log = logging.getLogger(__name__)
 
 _TRIES = 20
 
@@ -119,4 +123,9 @@ def remove(store: Store, settings: Settings, job: Job) -> None:
     folder = settings.jobs_dir / job.run_id
     if folder.exists():
         shutil.rmtree(folder)
+    try:
+        forget(store, job.run_id)
+        (settings.files_dir / result_file_id(job.run_id)).unlink(missing_ok=True)
+    except Conflict as error:  # the file then stays, like any other
+        log.warning("%s", error.message)
     store.jobs.delete(job.run_id)

@@ -295,7 +295,7 @@ class FakeRuntime:
 def fake_runtime(folder: Path, settings: Settings) -> FakeRuntime:
     jobs = FakeJobs(folder)
     return FakeRuntime(
-        Services(jobs, FakeFiles(folder, settings), FakeDatasets(), FakeModels(), FakeStreams(jobs), FakeHealth(), settings)
+        Services(jobs, FakeFiles(folder, settings), FakeDatasets(), FakeModels(), FakeStreams(jobs), FakeHealth(), settings, None)
     )
 
 
