@@ -125,6 +125,14 @@ def _sweeper(settings: Settings, engine: Engine) -> Sweeper:
 
 
 @contextmanager
+def opened(storage_dir: Path | None, database_url: str | None) -> Iterator[tuple[Settings, Engine, Store]]:
+    """Settings, engine and store that a command on this machine works with."""
+    settings = _settings(storage_dir, database_url)
+    with _engine(storage_dir, database_url) as engine:
+        yield settings, engine, Store(engine, SystemClock(), busy_timeout_s=settings.database_busy_timeout_s)
+
+
+@contextmanager
 def _engine(storage_dir: Path | None, database_url: str | None) -> Iterator[Engine]:
     settings = _settings(storage_dir, database_url)
     settings.storage_dir.mkdir(parents=True, exist_ok=True)

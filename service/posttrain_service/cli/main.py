@@ -13,6 +13,7 @@ from posttrain_service.app import openapi_yaml
 from posttrain_service.cli import data, db, jobs, serve
 from posttrain_service.cli.common import DEFAULT_SERVER, KeyOption, ServerOption, connected, show_json
 from posttrain_service.cli.demo import demo
+from posttrain_service.cli.doctor import doctor
 from posttrain_trainer.contract import CONTRACT_VERSION
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(db.app, name="db")
 app.command("serve")(serve.serve)
 app.command("demo")(demo)
+app.command("doctor")(doctor)
 
 
 @app.command()

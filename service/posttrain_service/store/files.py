@@ -128,6 +128,11 @@ class FileRows:
         with self._database.read() as connection:
             return set(connection.execute(select(files.c.id).where(files.c.id.in_(list(file_ids)))).scalars())
 
+    def ids(self) -> set[str]:
+        """Ids of all files that have a row."""
+        with self._database.read() as connection:
+            return set(connection.execute(select(files.c.id)).scalars())
+
     def bytes_by_owner(self) -> dict[str, int]:
         """Bytes of all files that have not been removed, for each owner that has some."""
         query = select(files.c.owner, func.sum(files.c.size_bytes)).group_by(files.c.owner)

@@ -85,6 +85,11 @@ class JobLists:
         query = select(jobs).where(jobs.c.state.in_([state.value for state in LIVE]))
         return self._many(query.order_by(jobs.c.created_at, jobs.c.run_id))
 
+    def paused(self, limit: int = 1000) -> list[Job]:
+        """Paused jobs, oldest first."""
+        query = select(jobs).where(jobs.c.state == JobState.PAUSED.value, jobs.c.condemned_at.is_(None))
+        return self._many(query.order_by(jobs.c.created_at, jobs.c.run_id).limit(limit))
+
     def overdue(self, limit: int = 100) -> list[Job]:
         """Queued and paused jobs whose deadline is over, longest ago first."""
         waiting = jobs.c.state.in_([JobState.QUEUED.value, JobState.PAUSED.value])

@@ -152,3 +152,15 @@ def test_a_sweep_by_hand_says_what_it_removes_and_leaves_it_to_a_server_that_run
     server.stop()
     assert call("sweep", *place) == (0, f"removed leftover {run.name}\nremoved 0 jobs, 0 files, 1 leftovers\n")
     assert not run.exists()
+
+
+def test_the_doctor_of_a_fresh_storage_misses_a_server_and_an_interpreter(server: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POSTTRAIN_TRAINER_PYTHON", "/no/such/python")
+    monkeypatch.setenv("POSTTRAIN_DISK_RESERVE_BYTES", "0")
+    result = CliRunner().invoke(app, ["doctor", "--storage-dir", str(tmp_path / "storage")])
+    first, second = result.output.splitlines()
+    assert result.exit_code == 1
+    assert first.startswith("error: trainer: /no/such/python is not there")
+    assert second.startswith("warning: server: no server is acting")
+    result = CliRunner().invoke(app, ["doctor", "nobody", "--storage-dir", str(tmp_path / "storage")])
+    assert (result.exit_code, result.output) == (1, "error: there is no job nobody\n")
