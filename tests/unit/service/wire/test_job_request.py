@@ -58,6 +58,7 @@ KNOBS = {
     "merge_lora": (True, {"lora": {}}),
     "loggers": [{"kind": "tensorboard"}],
     "log_level": "debug",
+    "profile_steps": [2, 3],
 }
 
 
