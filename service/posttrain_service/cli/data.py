@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from posttrain_service.cli.common import (
     DEFAULT_SERVER,
@@ -16,9 +18,14 @@ from posttrain_service.cli.common import (
     sentences,
     show_json,
 )
+from posttrain_service.cli.inspection import show_inspection
+from posttrain_service.cli.request import with_settings
+from posttrain_service.launch.tools import run_tool
 from posttrain_trainer.contract.rows import validate_file
 
 app = typer.Typer(help="Check data sets.", no_args_is_help=True)
+
+_INSPECT_TIMEOUT_S = 24 * 3600.0  # somebody waits and can end it
 
 
 @app.callback()
@@ -50,6 +57,33 @@ def validate(
             print(f"tokens: {report['tokens']}")
     if not report["valid"]:
         raise typer.Exit(1)
+
+
+@app.command()
+def inspect(
+    file: Annotated[Path, typer.Argument(help="Rows as JSONL, JSON, CSV, ... on this machine.", exists=True, dir_okay=False)],
+    model: Annotated[str, typer.Option(help="Folder of a model on this machine, or an id on the hub.")],
+    rows: Annotated[int, typer.Option(min=0, max=1000, help="Samples to show.")] = 3,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Set an argument of the run, e.g. max_seq_len=2048.")
+    ] = None,
+    trainer_python: Annotated[
+        str, typer.Option("--trainer-python", envvar="POSTTRAIN_TRAINER_PYTHON", help="Interpreter that has torch and the trainer.")
+    ] = sys.executable,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a model would be trained on: samples with the trained part marked, counts, lengths, packing. No server."""
+    folder = Path(model).expanduser()
+    with sentences():
+        payload = {
+            "data_path": str(file.absolute()), "model_path": str(folder.absolute()) if folder.is_dir() else model,
+            "train_args": with_settings({}, settings or ()), "examples": rows,
+        }  # fmt: skip
+        report = run_tool(Path(trainer_python), "inspect", payload, _INSPECT_TIMEOUT_S)
+    if as_json:
+        show_json(report)
+    else:
+        show_inspection(Console(width=None if sys.stdout.isatty() else 10_000, highlight=False), str(file), report)
 
 
 def _here(file: Path) -> dict[str, Any]:

@@ -10,10 +10,11 @@ import typer
 
 from posttrain_service import __version__
 from posttrain_service.app import openapi_yaml
-from posttrain_service.cli import data, db, jobs, serve
+from posttrain_service.cli import config, data, db, jobs, serve
 from posttrain_service.cli.common import DEFAULT_SERVER, KeyOption, ServerOption, connected, show_json
 from posttrain_service.cli.demo import demo
 from posttrain_service.cli.doctor import doctor
+from posttrain_service.cli.train import train
 from posttrain_trainer.contract import CONTRACT_VERSION
 
 app = typer.Typer(
@@ -28,6 +29,8 @@ app.add_typer(jobs.app, name="jobs")
 app.add_typer(data.app, name="data")
 app.add_typer(db.app, name="db")
 app.command("serve")(serve.serve)
+app.add_typer(config.app, name="config")
+app.command("train")(train)
 app.command("demo")(demo)
 app.command("doctor")(doctor)
 
