@@ -23,7 +23,9 @@ from posttrain_trainer.contract import proc
 from posttrain_trainer.contract.rundir import AttemptDir, RunDir, read_json
 
 STAND_IN = Path(__file__).with_name("chaos_stand_in.py")
-HEARTBEAT_S = 1.5
+HEARTBEAT_S = 2.0
+IMPORT_S = 12.0
+"""On a busy machine an interpreter needs seconds to start."""
 GRACE_S = 3.0
 SETTLED = ("succeeded", "failed", "cancelled", "paused")
 Target = str
@@ -53,10 +55,12 @@ class Server:
             "storage_dir": storage, "trainer_python": python, "disk_reserve_bytes": 0, "cpu_slots": 2, "stop_grace_s": GRACE_S,
             "launch_timeout_s": 30, "supervise_interval_s": 0.3, "port": 0,
         }  # fmt: skip
-        told |= {f"heartbeat_{p}_s": HEARTBEAT_S for p in ("import", "load", "data", "compile", "train", "validate", "save")}
+        told |= {f"heartbeat_{p}_s": HEARTBEAT_S for p in ("load", "data", "compile", "train", "validate", "save")}
+        told["heartbeat_import_s"] = IMPORT_S
         self.env |= {f"POSTTRAIN_{name.upper()}": str(value) for name, value in (told | settings).items()}
         self.process: subprocess.Popen[str] | None = None
         self.client: Client | None = None
+        self.address = ""
         self.lines: list[str] = []
         self._up = threading.Event()
 
@@ -78,7 +82,8 @@ class Server:
             for line in process.stderr:
                 self.lines.append(line)
                 if "posttrain serves at " in line:
-                    self.client = Client(line.split("posttrain serves at ")[1].split(";")[0])
+                    self.address = line.split("posttrain serves at ")[1].split(";")[0]
+                    self.client = Client(self.address)
                     up.set()
         up.set()
 
@@ -187,7 +192,7 @@ class Lab:
         for attempt in self.run_dir(job).attempts():
             lines += [f"{path.name}: {path.read_text()[-1500:]}" for path in sorted(attempt.path.glob("*.json"))]
             lines.append(attempt.torchrun_log.read_text(errors="replace")[-1500:])
-        return "\n".join([*lines, "".join(self.server.lines[-60:])])
+        return "\n".join([*lines, "".join(line for line in self.server.lines[-400:] if "uvicorn.access" not in line)])
 
     def close(self) -> None:
         """End everything that belongs to this lab."""

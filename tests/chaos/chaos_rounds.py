@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos_lab import GRACE_S, HEARTBEAT_S, SETTLED, Lab, broken_checkpoints, until
+from chaos_lab import GRACE_S, HEARTBEAT_S, IMPORT_S, SETTLED, Lab, broken_checkpoints, until
 
 from posttrain_service.client import ApiError, ServerGone
 from posttrain_trainer.contract import proc
@@ -19,7 +19,7 @@ TARGETS = ("server", "shim", "torchrun", "rank", "all")
 PHASES = ("queued", "launching", "data", "train", "save", "stopping", "end", "ended")
 """end: after the last step, before the result is written; ended: after it, while the processes are still there."""
 FAULTS = ("SIGKILL", "SIGTERM", "SIGSTOP")
-SETTLE_S = 45.0
+SETTLE_S = 90.0
 
 
 @dataclass
@@ -209,7 +209,7 @@ class Check:
         if states.count("launching") != view["attempt"]:
             faults.append(f"{states.count('launching')} launches for attempt {view['attempt']}")
         took = [event["data"]["stop_took_s"] for event in events if "stop_took_s" in event["data"]]
-        limit = 2 * (GRACE_S + 10) + HEARTBEAT_S
+        limit = 2 * (GRACE_S + 10) + IMPORT_S
         return faults + [f"the stop took {seconds} s" for seconds in took if seconds > limit and "server" not in self.round.struck]
 
     def database(self) -> list[str]:

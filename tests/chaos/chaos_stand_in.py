@@ -174,9 +174,9 @@ class Rank:
             self._tick(phase)
 
     def _end_early(self, phase: str) -> None:
-        if phase == "save":
-            return  # a save is finished first, or the checkpoint would be lost
         want = (read_json(self.attempt.stop) or {}).get("want")
+        if phase == "save" and want != "cancel":
+            return  # a save is finished first, or the checkpoint would be lost
         (self.attempt.path / f".signalled-rank-{self.rank}").touch()
         if want is None and (self.attempt.errors() or self._is_missing_ranks()):
             os._exit(1)
@@ -209,9 +209,12 @@ class Rank:
 
     def _save(self) -> None:
         if self.rank == 0:
-            self._checkpoint(hold=self.step == 2)
+            self._checkpoint(hold=True)
         else:
-            self.phase("save", hold=self.step == 2)
+            self._hold_save()
+
+    def _hold_save(self) -> None:
+        self.phase("save", hold_name=f"save-{self.step}" if self.step != 2 else "save")
 
     def _checkpoint(self, *, hold: bool = False) -> None:
         name = checkpoint_id(self.step)
@@ -220,7 +223,7 @@ class Rank:
         content = os.urandom(4096)
         (folder / "model/model.safetensors").write_bytes(content[:1000])
         if hold:
-            self.phase("save")
+            self._hold_save()
         (folder / "model/model.safetensors").write_bytes(content)
         file = {"path": "model/model.safetensors", "size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         write_json(folder / "manifest.json", {
