@@ -76,7 +76,7 @@ def test_validation_reports_each_line(bench):
         ("file-" + "0" * 32, {}, "dataset"),
         ({"rows": []}, {}, "dataset.rows"),
         ({"rows": [GOOD], "x": 1}, {}, "dataset.x"),
-        ({"rows": [GOOD]}, {"method": {"kind": "magic"}}, "method.kind"),
+        ({"rows": [GOOD]}, {"method": {"kind": "magic"}}, "method"),
         ({"rows": [GOOD]}, {"model": "nope"}, "model"),
     ],
 )
