@@ -82,3 +82,20 @@ def test_a_rank_that_fails_before_it_starts_leaves_its_error_and_its_log(tmp_pat
     assert "data_path" in attempt.rank_log(0).read_text()
     assert read_json(attempt.result) is None
     assert read_json(attempt.heartbeat)["phase"] == "import"
+
+
+def test_train_answers_with_lines_and_stops_when_nobody_waits(tmp_path):
+    def ask(line: str) -> tuple[int, list[dict]]:
+        done = subprocess.run([sys.executable, "-m", "posttrain_trainer", "train"], input=line + "\n", capture_output=True, text=True, timeout=200)
+        return done.returncode, [json.loads(answer) for answer in done.stdout.splitlines()]
+
+    for line, said in (("nonsense", "no JSON"), ("[]", "one JSON object"), ('{"train_args": {}}', "model_path")):
+        code, [answer] = ask(line)
+        assert code == 1
+        assert said in answer["error"]["message"]
+    arguments = {"model_path": "m", "data_path": "d", "ckpt_output_dir": str(tmp_path)}
+    code, answers = ask(json.dumps({"train_args": arguments, "stop_at_eof": True}))
+    # The end of stdin is there at once: the run ends before it does anything, by its own record or by the signal.
+    assert code == 0 or code == -15
+    assert "error" not in (answers[-1] if answers else {})
+    assert list(tmp_path.rglob("checkpoints")) == []
