@@ -91,7 +91,7 @@ class Rank:
         row = json.loads(Path(args["data_path"]).read_text().splitlines()[0])
         words = row["messages"][0]["content"].split()
         self.todo = dict(word.partition("=")[::2] for word in words)
-        self.step = self.ticks = 0
+        self.step = self.done = self.ticks = 0
         self.stopped = False
         self.seen: dict[int, tuple[int, int]] = {}
         self.launcher_seen_at = time.monotonic()
@@ -105,12 +105,13 @@ class Rank:
         self.phase("import")
         self.phase("load")
         self.phase("data")
-        self.step = self._resumed()
+        self.step = self.done = self._resumed()
         while self.step < STEPS:
             self.step += 1
             self.phase("train", hold=self.step == 2)
             self._meet("train")
             self._point()
+            self.done = self.step
             if self.step in SAVES:
                 self._save()
         self.phase("train", hold_name="end")
@@ -181,6 +182,7 @@ class Rank:
         if want is None and (self.attempt.errors() or self._is_missing_ranks()):
             os._exit(1)
         if self.rank == 0:
+            self.step = self.done  # one that has only begun is done again
             if want != "cancel" and self.step and checkpoint_id(self.step) not in self.run_dir.checkpoint_ids():
                 self._checkpoint()
             self._result("stopped", want=want or "pause", steps=self.step)
