@@ -61,6 +61,23 @@ def test_each_job_that_waits_is_told_why(bench, answer):
     assert "nothing is launched: " in low[1]
 
 
+def test_a_job_that_a_full_disk_paused_says_so_and_goes_on(bench, answer):
+    job = bench.run()
+    bench.ends(job, 1, error={"code": "disk_full", "message": "a checkpoint needs more", "rank": 0})
+    bench.rounds()
+    paused = bench.job(job)
+    assert (paused.state, paused.reason, paused.error) == ("paused", "disk_full", None)
+    assert "a checkpoint needs more" in paused.warnings
+    assert bench.taken() == []
+    assert look(bench) == [
+        f"note: job {job.job_uuid}: paused (disk_full): the job is paused: a checkpoint needs more; "
+        f"to go on: posttrain jobs resume {job.job_uuid}"
+    ]
+    bench.jobs.resume(job.job_uuid)
+    bench.rounds(2)
+    assert bench.job(job).attempt == 2
+
+
 def test_no_server_is_told_once_and_for_each_job(bench, answer):
     job = bench.submit()
     assert look(bench) == [
