@@ -22,7 +22,8 @@ trap 'rm -rf "$base"' EXIT
 trap 'exit 130' INT TERM
 
 code=0
-"$bin/python" -m pytest --basetemp="$base/tmp" --durations=15 \
+# Two files of tests at a time: most of the time goes into starting processes. WORKERS=0 runs them one by one.
+"$bin/python" -m pytest -n "${WORKERS:-2}" --dist loadfile --basetemp="$base/tmp" --durations=25 \
     --cov --cov-branch --cov-report=term "$@" || code=$?
 "$bin/python" scripts/leftovers.py "$TESTRUN_TAG" "$base" || code=1
 exit "$code"
