@@ -35,3 +35,14 @@ class ModelList(Listing):
     """list."""
     data: list[Model]
     """Base models by name, then results, newest first."""
+
+
+class ModelDeleted(Shape):
+    """A model is gone."""
+
+    id: str
+    """Its name."""
+    object: Literal["model"]
+    """model."""
+    deleted: bool
+    """True."""

@@ -78,6 +78,13 @@ def test_a_result_is_a_model_and_goes_with_its_job(server, client, jobs):
     assert client.models.retrieve(f"{done.fine_tuned_model}:ckpt-step-2").id.endswith(":ckpt-step-2")
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("org/none")
+    assert client.models.delete(f"{done.fine_tuned_model}:ckpt-step-2").deleted
+    assert [checkpoint.step_number for checkpoint in jobs.checkpoints.list(done.id)] == [4]
+    assert client.models.delete(done.fine_tuned_model).deleted
+    assert done.fine_tuned_model not in [model.id for model in client.models.list()]
+    assert jobs.retrieve(done.id).status == "succeeded", "the job's record stays"
+    with pytest.raises(openai.PermissionDeniedError):
+        client.models.delete("tiny")
     server.runtime.services.jobs.delete(done.id)
     with pytest.raises(openai.NotFoundError):
         client.files.retrieve(done.result_files[0])
