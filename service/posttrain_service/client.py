@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx
+
+from posttrain_service.errors import InvalidRequest
 
 StreamKind = Literal["events", "logs", "metrics"]
 JSON = dict[str, Any]
@@ -82,11 +84,15 @@ class Client:
         base_url: E.g. http://127.0.0.1:8484.
         api_key: Sent as a bearer token.
         transport: Another way to reach the server, for tests.
+
+    Raises:
+        InvalidRequest: `base_url` is no address of a server.
     """
 
     def __init__(
         self, base_url: str, *, api_key: str | None = None, transport: httpx.BaseTransport | None = None
     ) -> None:
+        _check_address(base_url)
         headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         # trust_env off: a proxy set for the internet must not see requests to the own machine.
         self._http = httpx.Client(
@@ -315,5 +321,19 @@ def _checked(response: httpx.Response) -> httpx.Response:
     return response
 
 
+def _check_address(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        wrong = parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
+        httpx.URL(url)
+    except (ValueError, httpx.InvalidURL):  # unbalanced brackets, a port beyond 65535, control characters
+        wrong = True
+    if wrong:
+        raise InvalidRequest(f"{url!r} is no address of a server; they look like http://127.0.0.1:8484", param="server")
+
+
 def _job(job_uuid: str) -> str:
+    """The job's path. An id of dots alone would be a step in the path, whether escaped or not."""
+    if not job_uuid.strip(".") or "/" in job_uuid:
+        raise InvalidRequest(f"there is no job {job_uuid!r}", code="not_found", param="job_uuid")
     return f"/post_training/jobs/{quote(job_uuid, safe='')}"

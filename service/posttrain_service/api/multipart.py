@@ -43,7 +43,10 @@ class Upload:
         self.filename: str | None = None
         self._fetch = fetch
         self._part = part
-        self._parser = MultipartParser(boundary, _callbacks(self))
+        try:
+            self._parser = MultipartParser(boundary, _callbacks(self))
+        except FormParserError as error:  # e.g. a boundary longer than RFC 2046 allows
+            raise InvalidRequest(f"the multipart boundary cannot be used: {error}", code="invalid_multipart") from error
         self._data = bytearray()
         self._headers: dict[bytes, bytes] = {}
         self._header_name, self._header_value, self._header_bytes = bytearray(), bytearray(), 0

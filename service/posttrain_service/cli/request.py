@@ -7,6 +7,7 @@ hub id, and its output paths are the server's business; each such change is said
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,13 +42,32 @@ def read_request(path: Path) -> Read:
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: 2020-13-45, bytes that are no UTF-8
         raise InvalidRequest(f"{path} is neither YAML nor JSON: {error}") from error
     if not isinstance(content, dict):
         raise InvalidRequest(f"{path} holds no mapping of names to values")
+    _refuse_what_json_lacks(path, content)
     if "model" in content or "dataset" in content:
         return Read(content)
     return _profile(path, _flat(content))
+
+
+def _refuse_what_json_lacks(path: Path, value: Any, place: str = "") -> None:
+    """YAML has dates, bytes, sets and keys of any type; a request is JSON."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise InvalidRequest(f"{path}: the name {key!r} in {place or 'the file'} is no text; put it in quotes")
+            _refuse_what_json_lacks(path, inner, f"{place}.{key}" if place else key)
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            _refuse_what_json_lacks(path, inner, f"{place}.{number}")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise InvalidRequest(f"{path}: {place} is {value}, which is no number that JSON has")
+    elif value is not None and not isinstance(value, str | int | float):
+        raise InvalidRequest(
+            f"{path}: {place} is a {type(value).__name__} ({value}), which JSON does not have; put it in quotes"
+        )
 
 
 def with_settings(request: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
@@ -123,7 +143,7 @@ def _local(profile: Path, argument: str, value: Any) -> Path:
 def _one_host(flat: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     """Torchrun's arguments; those of the rendezvous are left out of a profile for one node, since they do nothing there."""
     launch = {name: value for name, value in flat.items() if name in TorchrunArguments.model_fields}
-    if int(launch.get("nnodes") or 1) == 1:
+    if str(launch.get("nnodes") or 1).strip() == "1":  # anything that is no number is for the server to refuse
         for name in ("rdzv_id", "rdzv_endpoint", "master_addr", "master_port"):
             if launch.pop(name, None) is not None:
                 notes.append(f"{name} is left out: a run on one node has a private rendezvous")

@@ -193,3 +193,10 @@ def test_a_body_that_breaks_off_is_an_error():
     upload.find_file()
     with pytest.raises(InvalidRequest, match="broke off"):
         upload.read()
+
+
+def test_a_boundary_that_nobody_may_use_is_refused(http):
+    long = "b" * 5000
+    answer = http.post("/v1/files", content=b"--x--", headers={"content-type": f"multipart/form-data; boundary={long}"})
+    assert answer.status_code == 422
+    assert Error.model_validate(answer.json()).error.code == "invalid_multipart"
