@@ -12,6 +12,7 @@ from posttrain_service.errors import InvalidRequest
 from posttrain_service.work.services import Services
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
+_QUALITY = re.compile(r"[01](\.[0-9]{0,3})?")
 _METADATA = re.compile(r"metadata\[([^\[\]]{1,64})\]")
 
 METADATA = "metadata[key]"
@@ -86,13 +87,26 @@ def metadata_filter(request: Request) -> dict[str, str]:
 
 
 def wanted(request: Request, *offered: Format) -> Format:
-    """The first of the formats in the request's Accept header that the route offers; the first offered by default."""
-    for part in request.headers.get("accept", "*/*").split(","):
+    """The format that the request's Accept header rates highest (RFC 9110, 12.5.1); among equals the one named first.
+
+    No header, or an empty one, means the first that is offered.
+    """
+    best: tuple[float, Format] | None = None
+    for part in (request.headers.get("accept", "").strip() or "*/*").split(","):
         media, *parameters = (piece.strip().lower() for piece in part.split(";"))
-        if "q=0" in parameters or "q=0.0" in parameters:
-            continue
-        if media == "*/*" or media == "application/*":
-            return offered[0]
-        if _MEDIA.get(media) in offered:
-            return _MEDIA[media]
+        found = offered[0] if media in ("*/*", "application/*") else _MEDIA.get(media)
+        quality = _quality(parameters)
+        if found in offered and quality > (0.0 if best is None else best[0]):
+            best = (quality, found)
+    if best is not None:
+        return best[1]
     raise HTTPException(406, f"Accept asks for none of {', '.join(m for m, f in _MEDIA.items() if f in offered)}")
+
+
+def _quality(parameters: list[str]) -> float:
+    """The weight that `q=` gives; 1 where there is none, or none that can be read."""
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q" and _QUALITY.fullmatch(value.strip()):
+            return float(value)
+    return 1.0

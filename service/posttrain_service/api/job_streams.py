@@ -107,6 +107,8 @@ def metrics(
     """Metrics by step as JSON or CSV, or with Accept: text/event-stream as they are measured."""
     form = wanted(request, "json", "csv", "sse")
     chosen = None if names is None else [name.strip() for name in names.split(",") if name.strip()]
+    if chosen == []:
+        raise InvalidRequest("names is empty; name values such as loss, or leave it out", param="names")
     if form == "sse":
         _refuse_in_stream(max_points=max_points)
         begin = -1 if after_step is None else after_step
