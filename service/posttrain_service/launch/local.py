@@ -236,7 +236,8 @@ def _first_error(paths: AttemptDir, problems: list[str]) -> dict[str, Any] | Non
     for path in paths.path.glob("error-rank-*.json"):
         record = _read(path, problems)
         if record is not None:
-            found.append((path.stat().st_mtime_ns, record.get("rank") or 0, record))
+            written = path.stat(follow_symlinks=False).st_mtime_ns
+            found.append((written, (len(path.name), path.name), record))
     return min(found, key=lambda entry: entry[:2])[2] if found else None
 
 
@@ -262,4 +263,7 @@ def _read(path: Path, problems: list[str]) -> dict[str, Any] | None:
 
 def _number(record: dict[str, Any] | None, key: str) -> float | None:
     value = (record or {}).get(key)
-    return float(value) if isinstance(value, int | float) else None
+    try:
+        return float(value) if isinstance(value, int | float) else None
+    except OverflowError:  # JSON has integers that no float can hold
+        return None

@@ -26,6 +26,7 @@ if __name__ == "__main__":  # -I -S leaves only the standard library: the launch
     sys.path += sys.argv[1].split(os.pathsep)
 
 from posttrain_trainer.contract import cgroup, locks, logcap, proc
+from posttrain_trainer.contract.plainfile import NotPlain
 from posttrain_trainer.contract.reaper import Children, Signals, adopt_orphans
 from posttrain_trainer.contract.rundir import AttemptDir, read_json, sync_folder, write_json
 
@@ -282,6 +283,8 @@ def _request(order: Order, signals: Signals) -> tuple[str | None, float] | None:
     """The stop request as it stands: what is wanted and its grace in seconds. None = go on."""
     try:
         data = read_json(order.attempt.stop)
+    except NotPlain:  # nobody's request: the run can't be supervised any more
+        raise
     except ValueError:
         data = {}  # not ours, yet somebody wants an end
     if data is None:

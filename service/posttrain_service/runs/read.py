@@ -15,11 +15,15 @@ from typing import Any
 
 from posttrain_service.errors import NotFound
 from posttrain_service.runs.tail import read_end
+from posttrain_trainer.contract.plainfile import NotPlain, open_plain
 from posttrain_trainer.contract.rundir import RunDir, read_json
 
 Point = dict[str, Any]
 
 _LATEST_BYTES = 65536
+MAX_POINT_BYTES = 1024 * 1024
+"""Longest line of metrics that is read."""
+_YEAR_10000 = 253402300800  # the first time in seconds that no date can show
 _CURVES = ("loss", "validation_loss", "grad_norm", "learning_rate")
 DOWNLOADABLE = ("model", "merged")
 """Folders of a checkpoint that may leave the server; `state/` holds pickles of the optimizer."""
@@ -29,7 +33,7 @@ def progress(run_dir: RunDir, attempt: int) -> dict[str, Any] | None:
     """The newest heartbeat of an attempt with `percent` (0 to 100, None while the total is unknown); None before the first."""
     try:
         beat = read_json(run_dir.attempt(attempt).heartbeat)
-    except ValueError:
+    except (OSError, ValueError):
         return None
     return with_percent(beat) if isinstance(beat, dict) else None
 
@@ -37,7 +41,7 @@ def progress(run_dir: RunDir, attempt: int) -> dict[str, Any] | None:
 def with_percent(heartbeat: dict[str, Any]) -> dict[str, Any]:
     """A heartbeat, read or stored, with its `percent`."""
     step, total = heartbeat.get("step"), heartbeat.get("total_steps")
-    known = isinstance(step, int) and isinstance(total, int) and total > 0
+    known = _is_number(step) and _is_number(total) and total > 0  # type: ignore[operator]
     return heartbeat | {"percent": round(min(100.0, 100 * step / total), 2) if known else None}  # type: ignore[operator]
 
 
@@ -71,9 +75,10 @@ def metrics(
 def latest(run_dir: RunDir) -> Point | None:
     """The newest point of the newest attempt that made one; the cost does not grow with the run."""
     for attempt in reversed(run_dir.attempts()):
-        if not attempt.metrics.exists():
+        try:
+            chunk = read_end(attempt.metrics, _LATEST_BYTES)
+        except OSError:  # one unreadable file is no reason to hide all other jobs
             continue
-        chunk = read_end(attempt.metrics, _LATEST_BYTES)
         lines = chunk.data.split(b"\n")
         # The first line begins in the middle unless the file was read whole; the last one isn't ended.
         parsed = (parse_point(line, attempt.number) for line in lines[1 if chunk.start else 0 : -1])
@@ -128,7 +133,7 @@ def checkpoints(run_dir: RunDir, *, best_metric: str = "validation_loss") -> lis
     for checkpoint_id in run_dir.checkpoint_ids():
         manifest = complete_manifest(run_dir, checkpoint_id)
         if manifest is not None:
-            shown = {key: manifest.get(key) for key in _SHOWN} | {"metrics": manifest.get("metrics") or {}}
+            shown = {key: manifest.get(key) for key in _SHOWN} | {"metrics": _numbers(manifest.get("metrics"))}
             found.append(shown | {"size_bytes": sum(file["size_bytes"] for file in manifest["files"]), "best": False})
     sign = -1 if best_metric.endswith("accuracy") else 1
     rated = [(sign * entry["metrics"][best_metric], entry) for entry in found if _is_number(entry["metrics"].get(best_metric))]
@@ -149,7 +154,7 @@ def complete_manifest(run_dir: RunDir, checkpoint_id: str) -> dict[str, Any] | N
     folder = run_dir.checkpoint(checkpoint_id)
     try:
         manifest = read_json(folder / "manifest.json")
-    except ValueError:
+    except (OSError, ValueError):
         return None
     if not isinstance(manifest, dict) or manifest.get("id") != checkpoint_id or not isinstance(manifest.get("files"), list):
         return None
@@ -188,33 +193,48 @@ def checkpoint_files(run_dir: RunDir, checkpoint_id: str) -> list[tuple[str, Pat
 
 def _points(path: Path, attempt: int) -> Iterator[Point]:
     try:
-        file = path.open("rb")
-    except FileNotFoundError:
+        fd = open_plain(path)
+    except (FileNotFoundError, NotPlain):
         return
-    with file:
-        for line in file:
-            if line.endswith(b"\n") and (point := parse_point(line, attempt)) is not None:
+    with open(fd, "rb") as file:  # noqa: PTH123 - a descriptor, not a path
+        whole = True
+        while line := file.readline(MAX_POINT_BYTES):  # the pieces of a longer line are no points
+            ended = line.endswith(b"\n")
+            if whole and ended and (point := parse_point(line, attempt)) is not None:
                 yield point
+            whole = ended
 
 
 def parse_point(line: bytes, attempt: int) -> Point | None:
     """The point in one line of an attempt's metrics.jsonl; None when the line is torn or none."""
     try:
         point = json.loads(line, parse_constant=lambda _: None)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    if not isinstance(point, dict) or type(point.get("step")) is not int:
+    if not isinstance(point, dict) or type(point.get("step")) is not int or not _is_number(point["step"]):
         return None
     point["attempt"] = attempt  # the folder decides, whatever the record says
     return point
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a value is a finite number that a float can hold; JSON has larger integers."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _numbers(metrics: object) -> dict[str, Any]:
+    return {key: value for key, value in metrics.items() if _is_number(value)} if isinstance(metrics, dict) else {}
 
 
 def _has_form(manifest: dict[str, Any]) -> bool:
-    return all(_is_number(manifest.get(key)) for key in ("step", "epoch", "created_at"))
+    if type(manifest.get("step")) is not int or not _is_number(manifest.get("created_at")):
+        return False
+    return 0 <= manifest["created_at"] < _YEAR_10000 and all(_is_number(manifest.get(key)) for key in ("step", "epoch"))
 
 
 def _is_whole(folder: Path, file: Any) -> bool:

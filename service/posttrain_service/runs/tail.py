@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posttrain_trainer.contract import logcap
+from posttrain_trainer.contract.plainfile import NotPlain, open_plain
 
 BLOCK_BYTES = 65536
 MAX_TAIL_BYTES = 4 * 1024 * 1024
@@ -149,10 +150,10 @@ class _Log:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[_Log | None]:
-    """The file while this process may read it; None for a missing one."""
+    """The file while this process may read it; None for a missing one, and for a link, pipe or folder of that name."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
+        fd = open_plain(path)
+    except (FileNotFoundError, NotPlain):
         yield None
         return
     try:

@@ -17,9 +17,17 @@ def point_json(point: Mapping[str, Any]) -> dict[str, Any]:
     """A point as clients see it: `time` in ISO 8601, the record's schema version left out, NaN as null."""
     shown = {key: value for key, value in point.items() if key not in _INTERNAL}
     if isinstance(shown.get("time"), int | float):
-        shown["time"] = iso(shown["time"])
+        shown["time"] = _time(shown["time"])
     cleaned: dict[str, Any] = finite(shown)
     return cleaned
+
+
+def _time(seconds: float) -> str | None:
+    """A time that no date can show is none: the record is a program's, not ours."""
+    try:
+        return iso(seconds)
+    except (OverflowError, ValueError, OSError):
+        return None
 
 
 def columns(points: Iterable[Mapping[str, Any]]) -> list[str]:

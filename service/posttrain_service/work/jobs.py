@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from posttrain_service.domain.lifecycle import JobState, is_live
 from posttrain_service.domain.queueing import positions
 from posttrain_service.errors import Conflict, InvalidRequest, NotFound
 from posttrain_service.runs import read, tail
+from posttrain_service.runs.folders import remove_tree
 from posttrain_service.settings import Settings
 from posttrain_service.store.store import Store
 from posttrain_service.work.dryrun import DryRun
@@ -23,6 +23,7 @@ from posttrain_service.work.submit import Submitter
 from posttrain_service.work.usage import Usage
 from posttrain_service.work.validator import Validator
 from posttrain_service.work.verbs import Verbs
+from posttrain_trainer.contract.plainfile import is_plain
 from posttrain_trainer.contract.rundir import AttemptDir, RunDir
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class Jobs:
         paths = self._attempt(job, attempt)
         name = source or default_source(paths) or "torchrun"
         path = paths.torchrun_log if name == "torchrun" else paths.rank_log(int(name.removeprefix("rank-")))
-        if source is not None and not path.exists():
+        if source is not None and not is_plain(path):
             written = ", ".join(paths.log_sources()) or "none yet"
             raise NotFound(f"attempt {paths.number} of the job has no log {source!r}; it has {written}", param="source")
         chunk = _log_chunk(path, tail, offset or 0, limit, final=not is_live(job.state) or paths.number != job.attempt)
@@ -198,7 +199,7 @@ class Jobs:
         folder = self._run(job_uuid).checkpoint(checkpoint_id)
         # Without its manifest it is no checkpoint any more, however far the rest gets.
         (folder / "manifest.json").unlink(missing_ok=True)
-        shutil.rmtree(folder)
+        remove_tree(folder)
 
     def _view(self, job: Job, places: Mapping[str, int]) -> JobView:
         run_dir = self._run_dir(job)

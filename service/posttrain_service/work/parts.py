@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from posttrain_service.domain.uploads import EXPIRES_AFTER_S, MAX_PART_BYTES, Pa
 from posttrain_service.errors import Conflict, InvalidRequest, NotFound, PayloadTooLarge, StoreBusy
 from posttrain_service.ids import is_part_id, is_upload_id, new_part_id, new_upload_id
 from posttrain_service.runs.blobs import Blobs
+from posttrain_service.runs.folders import remove_tree
 from posttrain_service.settings import Settings
 from posttrain_service.work.uploads import Uploads
 from posttrain_trainer.contract.locks import Lock, LockHeld
@@ -162,7 +162,7 @@ def sweep(settings: Settings, now: float) -> list[str]:
     folder = settings.storage_dir / FOLDER
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if is_upload_id(path.name) and now - path.stat().st_mtime >= 2 * EXPIRES_AFTER_S:
-            shutil.rmtree(path)
+            remove_tree(path)
             removed.append(path.name)
     return removed
 

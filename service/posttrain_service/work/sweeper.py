@@ -7,7 +7,6 @@ is succeeded by one that goes on. `outlook` says what a round would remove, with
 from __future__ import annotations
 
 import logging
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from posttrain_service.clock import Clock
 from posttrain_service.errors import Conflict, NotFound
 from posttrain_service.ids import is_run_id
 from posttrain_service.runs.blobs import Blobs
+from posttrain_service.runs.folders import remove_tree
 from posttrain_service.settings import Settings
 from posttrain_service.store.store import Store
 from posttrain_service.work import parts
@@ -83,7 +83,7 @@ class Sweeper:
             self.blobs.delete(name)
             swept.leftovers.append(name)
         for folder in [*self._leftover_runs(), *self._leftover_scratch()]:
-            shutil.rmtree(folder)
+            remove_tree(folder)
             swept.leftovers.append(folder.name)
         swept.leftovers += parts.sweep(self.settings, self.clock.now())
         return swept
@@ -113,4 +113,12 @@ class Sweeper:
     def _old(self, parent: Path) -> list[Path]:
         """Folders in `parent` that have not been touched for long."""
         folders = [path for path in sorted(parent.iterdir()) if path.is_dir() and not path.is_symlink()]
-        return [folder for folder in folders if self.clock.now() - folder.stat().st_mtime >= LEFTOVER_AGE_S]
+        return [folder for folder in folders if self.clock.now() - _touched(folder) >= LEFTOVER_AGE_S]
+
+
+def _touched(folder: Path) -> float:
+    """When a folder was changed last; one that has vanished meanwhile was changed just now, so it is left alone."""
+    try:
+        return folder.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")

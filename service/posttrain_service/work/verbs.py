@@ -7,7 +7,6 @@ first is looked at again, so a verb answers for the state that the job really wa
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from posttrain_service.domain.deadlines import Limits, on_entry
 from posttrain_service.domain.job import Job, NewEvent, Want
 from posttrain_service.domain.lifecycle import EndReason, JobState, Verb, check_verb, is_terminal
 from posttrain_service.errors import Conflict, NotFound, StoreBusy
+from posttrain_service.runs.folders import remove_tree
 from posttrain_service.settings import Settings
 from posttrain_service.store.store import Store
 from posttrain_service.work.grace import grace_s
@@ -69,6 +69,7 @@ class Verbs:
         job = self.find(job_uuid)
         check_verb("delete", job_uuid, job.state)
         if not self.store.jobs.condemn(job.run_id):
+            self.find(job_uuid)  # somebody else has deleted it meanwhile
             raise Conflict(f"cannot delete job {job_uuid}: it is being retried; cancel it first", code="cannot_delete")
         remove(self.store, self.settings, job)
 
@@ -118,11 +119,9 @@ class Verbs:
 
 
 def remove(store: Store, settings: Settings, job: Job) -> None:
-    """Remove the artifacts and then the row of a condemned job; safe to repeat after a crash at any point."""
+    """Remove the artifacts and then the row of a condemned job; safe to repeat after a crash, and to do twice at a time."""
     assert is_terminal(job.state), "only ended jobs are removed"
-    folder = settings.jobs_dir / job.run_id
-    if folder.exists():
-        shutil.rmtree(folder)
+    remove_tree(settings.jobs_dir / job.run_id)
     try:
         forget(store, job.run_id)
         (settings.files_dir / result_file_id(job.run_id)).unlink(missing_ok=True)

@@ -23,15 +23,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from posttrain_trainer.contract.plainfile import is_plain, read_plain
+
 ENV_RUN_ID = "POSTTRAIN_JOB_UUID"
 """Environment marker of every process of a job: the run id (a UUID made by the launcher)."""
 ENV_ATTEMPT = "POSTTRAIN_ATTEMPT"
 ENV_LAUNCHER_LOCK = "POSTTRAIN_LAUNCHER_LOCK"
 """Lock file that the launcher (the shim, or `train_torchrun`) holds; ranks that find nobody holding it end themselves."""
 
-_CHECKPOINT = re.compile(r"step-(\d{6,})")
-_RANK_LOG = re.compile(r"rank-(\d+)\.log")
-_RANK_ERROR = re.compile(r"error-rank-(\d+)\.json")
+MAX_RECORD_BYTES = 16 * 2**20
+"""Longest record of a run that is read."""
+
+# Digits of ASCII only, and no more of them than a number of ranks or attempts has: other names are not ours.
+_CHECKPOINT = re.compile(r"step-([0-9]{6,18})")
+_ATTEMPT = re.compile(r"[1-9][0-9]{0,8}")
+_RANK_LOG = re.compile(r"rank-([0-9]{1,9})\.log")
+_RANK_ERROR = re.compile(r"error-rank-([0-9]{1,9})\.json")
 
 
 @dataclass(frozen=True)
@@ -128,7 +135,7 @@ class AttemptDir:
 
     def log_sources(self) -> list[str]:
         """Names of the logs that exist: "torchrun", "rank-0", ..., ranks in numeric order."""
-        names = {path.name for path in _listdir(self.logs)}
+        names = {path.name for path in _listdir(self.logs) if is_plain(path)}
         ranks = sorted(int(m[1]) for name in names if (m := _RANK_LOG.fullmatch(name)))
         return (["torchrun"] if "torchrun.log" in names else []) + [f"rank-{rank}" for rank in ranks]
 
@@ -169,7 +176,7 @@ class RunDir:
         steps = []
         for path in _listdir(self.checkpoints):
             match = _CHECKPOINT.fullmatch(path.name)
-            if match and (path / "manifest.json").is_file():
+            if match and is_plain(path / "manifest.json"):
                 steps.append((int(match[1]), path.name))
         return [name for _, name in sorted(steps)]
 
@@ -183,7 +190,7 @@ class RunDir:
 
     def attempts(self) -> list[AttemptDir]:
         """The attempts that exist, oldest first."""
-        numbers = sorted(int(path.name) for path in _listdir(self.path / "attempts") if path.name.isdigit())
+        numbers = sorted(int(path.name) for path in _listdir(self.path / "attempts") if _ATTEMPT.fullmatch(path.name))
         return [self.attempt(number) for number in numbers]
 
 
@@ -215,14 +222,18 @@ def read_json(path: Path) -> Any | None:
     """The content of a JSON file; None when the file is not there.
 
     Raises:
-        ValueError: The file is there but not JSON, which atomic writers make impossible: it was altered.
+        ValueError: The file is there but not JSON, which atomic writers make impossible: it was altered. Also where it
+            is no plain file, longer than MAX_RECORD_BYTES, or nested too deeply.
+        OSError: It may not be read.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        data = read_plain(path, MAX_RECORD_BYTES)
     except FileNotFoundError:
         return None
     try:
-        return json.loads(text)
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError(f"{path.name} is nested too deeply") from error
     except ValueError as error:
         raise ValueError(f"{path.name} is not JSON: {error}") from error
 
@@ -239,5 +250,5 @@ def sync_folder(folder: Path) -> None:
 def _listdir(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []

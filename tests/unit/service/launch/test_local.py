@@ -251,3 +251,18 @@ def test_arguments_are_written_before_the_ranks_may_read_them(run: Any) -> None:
 
 def test_cores_are_those_this_process_may_use() -> None:
     assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "deep", "huge"])
+def test_an_odd_record_of_a_rank_is_a_problem_of_its_attempt_only(run: Any, kind: str) -> None:
+    folder = run.attempt().path
+    folder.mkdir(parents=True, exist_ok=True)
+    if kind == "pipe":
+        os.mkfifo(folder / "error-rank-7.json")
+    elif kind == "deep":
+        (folder / "error-rank-7.json").write_text("[" * 200_000)
+    else:
+        (folder / "heartbeat.json").write_text('{"monotonic": 1' + "0" * 400 + "}")
+    seen = run.look()
+    assert seen.error is None
+    assert (seen.problem is None) == (kind == "huge")

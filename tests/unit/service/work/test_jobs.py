@@ -1,6 +1,7 @@
 """Jobs as the faces see them: verbs, pages, logs, checkpoints."""
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -142,3 +143,35 @@ def test_max_points_has_bounds(bench):
     job = bench.run()
     with pytest.raises(InvalidRequest):
         bench.jobs.metrics(job.job_uuid, max_points=0)
+
+
+def test_a_log_that_is_a_link_is_absent(bench, tmp_path):
+    job = bench.run()
+    log(bench, job, b"x", "rank-1")
+    (tmp_path / "secret").write_text("secret")
+    bench.run_dir(job).attempt(1).rank_log(0).symlink_to(tmp_path / "secret")
+    with pytest.raises(NotFound):
+        bench.jobs.logs(job.job_uuid, source="rank-0")
+    assert bench.jobs.logs(job.job_uuid).source == "rank-1"
+
+
+def test_a_job_deleted_by_many_is_deleted_or_not_found(bench):
+    job = bench.run()
+    bench.ends(job, result={"status": "completed", "steps": 1})
+    bench.rounds()
+    for n in range(50):
+        (bench.run_dir(job).path / f"more/{n}/deep").mkdir(parents=True)
+
+    def delete(_):
+        try:
+            bench.jobs.delete(job.job_uuid)
+        except NotFound:
+            return "not found"
+        return "deleted"
+
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(delete, range(6)))
+    assert "deleted" in answers
+    assert not bench.run_dir(job).path.exists()
+    with pytest.raises(NotFound):
+        bench.jobs.get(job.job_uuid)
