@@ -48,6 +48,9 @@ def file_response(request: Request, path: Path, *, filename: str) -> Response:
         "etag": etag,
         "content-disposition": _disposition(filename),
     }
+    if _is_known(request.headers.get("if-none-match", ""), etag):
+        os.close(fd)
+        return Response(None, 304, headers)
     if request.method == "HEAD":
         os.close(fd)
         return Response(None, 200, headers | {"content-length": str(found.st_size)}, media_type=_BYTES)
@@ -117,6 +120,11 @@ class _Pieces:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _is_known(condition: str, etag: str) -> bool:
+    """Whether If-None-Match names the file as it is (RFC 9110, 13.1.2: the weak comparison)."""
+    return any(tag.strip().removeprefix("W/") in ("*", etag) for tag in condition.split(","))
 
 
 def _range(request: Request, etag: str, size: int) -> tuple[int, int] | None:

@@ -200,3 +200,13 @@ def test_a_boundary_that_nobody_may_use_is_refused(http):
     answer = http.post("/v1/files", content=b"--x--", headers={"content-type": f"multipart/form-data; boundary={long}"})
     assert answer.status_code == 422
     assert Error.model_validate(answer.json()).error.code == "invalid_multipart"
+
+
+def test_a_file_that_the_client_has_is_not_sent_again(http):
+    made = send(http, form(PURPOSE, part("file", ROWS, "rows.jsonl"))).json()
+    path = f"/v1/files/{made['id']}/content"
+    etag = http.get(path).headers["etag"]
+    for known in (etag, f'"other", W/{etag}', "*"):
+        answer = http.get(path, headers={"if-none-match": known})
+        assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", etag)
+    assert http.get(path, headers={"if-none-match": '"other"'}).content == ROWS

@@ -269,7 +269,7 @@ class TorchrunArguments(Arguments):
     master_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Port on node 0, with master_addr."""
     shutdown_timeout_s: Annotated[int, Field(ge=1, le=86400)] = 30
-    """Seconds that ranks have to save and exit after SIGTERM before torchrun kills them."""
+    """Seconds that ranks have to save and exit after SIGTERM before they are killed. Under the service its shim keeps this time, and torchrun itself is given a little more."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
