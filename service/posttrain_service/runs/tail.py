@@ -84,6 +84,25 @@ def tail(path: Path, lines: int, *, final: bool = False, max_bytes: int = MAX_TA
         return _read(log, start, max(1, log.size - start), final)
 
 
+def line_start(path: Path, offset: int, max_bytes: int = MAX_TAIL_BYTES) -> int:
+    """Where the line begins that `offset` is inside of; for one beyond the end, where the unfinished last line does.
+
+    Args:
+        path: The file; a missing one gives 0.
+        offset: A position in the whole log.
+        max_bytes: Most bytes that are read; in a longer line the position is left as it is.
+    """
+    with _opened(path) as log:
+        if log is None:
+            return 0
+        offset = max(log.first, min(offset, log.size))
+        floor = max(log.first, offset - max_bytes)
+        found = log.pread(offset - floor, floor).rfind(b"\n")
+        if found >= 0:
+            return floor + found + 1
+        return floor if floor == log.first else offset
+
+
 def collapse(text: str) -> str:
     """The text as a terminal would leave it: of a line redrawn with carriage returns only the last state."""
     return "\n".join(_last_state(line) for line in text.split("\n"))
@@ -115,6 +134,8 @@ async def follow(
     while True:
         is_over = await ended()
         now_id, size = await asyncio.to_thread(_facts, path)
+        if file_id is None:  # a cursor beyond the end is of no file that was here: go on with what comes
+            offset = min(offset, size)
         restarted = size < offset or (None not in (file_id, now_id) and file_id != now_id)
         if restarted:
             offset = 0

@@ -18,7 +18,7 @@ from posttrain_service.domain.job import Event, Job
 from posttrain_service.domain.lifecycle import is_live, is_terminal
 from posttrain_service.errors import InvalidRequest, NotFound, Unavailable
 from posttrain_service.runs.read import parse_point
-from posttrain_service.runs.tail import Chunk, follow
+from posttrain_service.runs.tail import Chunk, follow, line_start
 from posttrain_service.settings import Settings
 from posttrain_service.store.store import Store
 from posttrain_service.work.services import StreamItem
@@ -130,9 +130,13 @@ class Streams:
         self, job: Job, at: tuple[int, int], names: Sequence[str] | None
     ) -> AsyncIterator[StreamItem]:
         number, rest, start = 0, b"", 0
+        # A record is sent whole or not at all, so a cursor in the middle of one goes back to its beginning.
+        at = at[0], await asyncio.to_thread(line_start, self._attempt(job, at[0]).metrics, at[1]) if at[1] else 0
         async for attempt, chunk in self._follow(job, at, None, lambda paths, over: paths.metrics):
             if attempt != number or chunk.restarted:
-                number, rest, start = attempt, b"", chunk.start
+                number, rest = attempt, b""
+            if not rest:
+                start = chunk.start
             if not chunk.data:
                 yield StreamItem("heartbeat")
                 continue

@@ -99,3 +99,20 @@ def test_named_points():
     assert named(point, ["loss"]) == {"step": 1, "attempt": 1, "loss": 2.0}
     assert named(point, ["accuracy"]) is None
     assert named(point, None) == point
+
+
+@pytest.mark.parametrize(("offset", "steps"), [(0, [1, 2]), (5, [1, 2]), (11, [2]), (15, [2]), (22, []), (10**9, [])])
+def test_a_cursor_inside_a_record_goes_back_and_one_beyond_the_end_replays_nothing(bench, offset, steps):
+    job = bench.run()
+    metrics = bench.run_dir(job).attempt(1).metrics
+    metrics.parent.mkdir(parents=True, exist_ok=True)
+    metrics.write_bytes(b'{"step":1}\n{"step":2}\n')
+    bench.ends(job, result={"status": "completed", "steps": 2})
+    bench.rounds()
+
+    async def collect():
+        return [item async for item in streams(bench).metrics(job.job_uuid, after=f"1:{offset}") if item.event == "metric"]
+
+    found = asyncio.run(collect())
+    assert [item.data["step"] for item in found] == steps
+    assert [item.id for item in found] == [f"1:{11 * step}" for step in steps]
