@@ -103,6 +103,7 @@ def report_json(report: RowReport) -> dict[str, Any]:
         "format": report.format,
         "errors": errors_json(report),
         "num_errors": report.num_errors,
+        "ignored": dict(report.ignored),
     }
 
 

@@ -97,3 +97,8 @@ def test_placed_rows_outlive_the_upload(tmp_path):
 def test_placed_inline_rows_are_lines(tmp_path):
     name = rows.place(rows.inline([GOOD, {"a": "ü"}], 10), tmp_path, "validation")
     assert [json.loads(line) for line in (tmp_path / name).read_text("utf-8").splitlines()] == [GOOD, {"a": "ü"}]
+
+
+def test_keys_that_mean_nothing_are_listed_in_the_report():
+    report = rows.Checker(10**6).report(rows.inline([GOOD | {"source": "web"}, GOOD], 10), SftMethod())
+    assert rows.report_json(report)["ignored"] == {"source": 1}
