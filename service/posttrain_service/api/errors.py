@@ -78,12 +78,22 @@ def _http_error(request: Request, error: Exception) -> Answer:
     assert isinstance(error, HTTPException)
     status = error.status_code
     message = str(error.detail)
+    if status == 400 and isinstance(error.__cause__, RecursionError | ValueError):  # FastAPI could not read the body
+        return error_answer(400, f"the body is not JSON that can be read: {_reason(error.__cause__)}", code="invalid_json")
     if status == 404 and message == HTTPStatus.NOT_FOUND.phrase:
         message = f"there is no {request.method} {_shown(request.url.path)}; the routes are listed at /openapi.json"
     elif status == 405:
         message = f"{request.method} is not possible on {_shown(request.url.path)}"
     code = _CODES.get(status, HTTPStatus(status).phrase.lower().replace(" ", "_"))
     return error_answer(status, message, code=code, headers=error.headers)
+
+
+def _reason(cause: BaseException) -> str:
+    if isinstance(cause, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(cause, UnicodeDecodeError):
+        return f"it is not UTF-8 (byte {cause.start})"
+    return "it has a number with too many digits" if "integer string conversion" in str(cause) else str(cause)[:200]
 
 
 def _shown(path: str) -> str:

@@ -79,8 +79,9 @@ def test_every_fault_is_listed_with_its_path(http):
         (b'{"model": "\\ud800", "dataset": "f"}', "application/json", 422, "invalid_request"),
         (b'{"model": "m", "dataset": "f", "\\udfff": 1}', "application/json", 422, "invalid_request"),
         (b'{"model": "m", "dataset": "f", "resources": {"max_duration_s": NaN}}', "application/json", 422, "invalid_request"),
-        (b"\xff\xfe", "application/json", 400, None),
-        (b"[" * 100_000, "application/json", 400, None),
+        (b'{"model": "\xff"}', "application/json", 400, "invalid_json"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "application/json", 400, "invalid_json"),
+        (b"[" * 100_000, "application/json", 400, "invalid_json"),
     ],
 )
 def test_bodies_that_are_no_request(http, fake, content, kind, status, code):
