@@ -53,7 +53,7 @@ def _field_error(item: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "extra_forbidden":
         return {"loc": location, "message": "no such field; check the spelling, or leave it out"}
     if kind == "missing":
-        return {"loc": location, "message": "is required"}
+        return {"loc": location, "message": "is required" if location else "the request has no body; send JSON"}
     message = str(item.get("msg", "invalid"))
     message = message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if kind not in ("value_error", "assertion_error") and "input" in item:

@@ -92,6 +92,12 @@ def test_bodies_that_are_no_request(http, fake, content, kind, status, code):
     assert not fake.services.jobs.jobs
 
 
+def test_an_empty_body_is_called_one(http):
+    answer = http.post(JOBS, content=b"", headers={"content-type": "application/json"})
+    assert answer.status_code == 422
+    assert answer.json()["error"]["message"] == "the request has no body; send JSON"
+
+
 def test_list_pages_filters_and_never_ends_in_a_loop(http, fake):
     for number in range(5):
         http.post(JOBS, json={**BODY, "job_uuid": f"j{number}", "metadata": {"n": str(number % 2)}})
