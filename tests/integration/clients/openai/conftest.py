@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import stat
 import sys
@@ -126,7 +127,8 @@ def jobs(server: Server) -> Iterator[Any]:
     yield server.client.fine_tuning.jobs
     for job in server.client.fine_tuning.jobs.list(limit=100):
         if job.status not in ("succeeded", "failed", "cancelled"):
-            server.client.fine_tuning.jobs.cancel(job.id)
+            with contextlib.suppress(openai.ConflictError):  # it ended in between
+                server.client.fine_tuning.jobs.cancel(job.id)
             server.wait(job, "succeeded", "failed", "cancelled")
 
 
