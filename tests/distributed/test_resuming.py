@@ -122,7 +122,8 @@ def test_a_stop_file_alone_is_obeyed(lab, tmp_path):
 @pytest.mark.parametrize("when", ["import", "train"])
 def test_a_stop_while_starting_ends_in_order(lab, tmp_path, when):
     process, attempt, run_id = lab.start(tmp_path, 2)
-    wait_for(lambda: phase(attempt) is not None and (when == "import" or phase(attempt) == "train"), f"phase {when}")
+    # Not before both ranks listen for signals: one that dies of SIGTERM earlier is a lost rank, not a stop.
+    wait_for(lambda: all(begun(attempt, rank) for rank in (0, 1)) and (when == "import" or phase(attempt) == "train"), f"phase {when}")
     process.terminate()
     process.wait(timeout=60)
     assert alive(run_id) == []
@@ -131,6 +132,11 @@ def test_a_stop_while_starting_ends_in_order(lab, tmp_path, when):
     if when == "import":
         assert read_json(attempt.result)["steps"] == 0
         assert RunDir(tmp_path).checkpoint_ids() == []
+
+
+def begun(attempt, rank):
+    log = attempt.rank_log(rank)
+    return log.exists() and f"rank {rank} begins" in log.read_text()
 
 
 def test_a_stop_during_validation_is_obeyed_before_its_end(lab, tmp_path):

@@ -117,6 +117,7 @@ class Rank:
         with_lock = Lock(self.attempt.run_lock, shared=True)
         try:
             self.stop.install()
+            print(f"[info] rank {self.rank} begins as process {os.getpid()}", flush=True)
             self.heart.beat("import")
             result = self._train()
             self._ending = self.stop.claim_end()
