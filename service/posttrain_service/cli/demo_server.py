@@ -35,7 +35,8 @@ def candidates(settings: Settings, server: str | None) -> Iterator[str]:
             )
         yield server.rstrip("/")
         return
-    known = [_recorded(settings), f"http://127.0.0.1:{settings.port}"]
+    # Port 0 asks for any free port: nobody can be there.
+    known = [_recorded(settings), f"http://127.0.0.1:{settings.port}" if settings.port else None]
     for address in dict.fromkeys(address for address in known if address):
         if answers(address):
             yield address
