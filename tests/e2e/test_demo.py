@@ -36,8 +36,9 @@ def test_the_demo_runs_from_nothing_and_a_second_time_at_once(
     storage: Path, place_model: Callable[[Path], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place_model(storage / "models")
-    recipe: dict[str, Any] = {**demo_module.RECIPE, "training": {**demo_module.RECIPE["training"], "num_epochs": 1, "max_steps": 2}}
+    recipe: dict[str, Any] = {**demo_module.RECIPE, "training": {**demo_module.RECIPE["training"], "effective_batch_size": 2, "max_steps": 2}}
     monkeypatch.setattr(demo_module, "RECIPE", recipe)
+    monkeypatch.setattr(demo_module, "QUESTIONS", demo_module.QUESTIONS[:1])
     monkeypatch.setenv("POSTTRAIN_PORT", "0")
     arguments = ["demo", "--storage-dir", str(storage)]
     first = CliRunner().invoke(app, arguments)

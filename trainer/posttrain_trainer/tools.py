@@ -60,6 +60,7 @@ class _Convert(_Request):
 class _Generate(_Request):
     model_path: str
     adapter_path: str | None = None
+    with_base: bool = False
     prompts: list[str | list[dict[str, Any]]]
     max_new_tokens: int = Field(default=64, ge=1, le=100_000)
     chat_template: str | None = None
@@ -159,7 +160,7 @@ def convert(payload: dict[str, Any]) -> dict[str, Any]:
 
     def check(folder: Path) -> None:
         if request.verify is not None:
-            answers.extend(_answers(ModelSource(str(folder), local=True), None, [request.verify.prompt], request.verify.max_new_tokens, None))
+            answers.extend(_Answers(ModelSource(str(folder), local=True), None, request.verify.max_new_tokens, None).to([request.verify.prompt]))
             if request.verify.expect not in answers[0]:
                 raise InvalidArguments(
                     f"the converted model answers {answers[0]!r} to {request.verify.prompt!r}, not with {request.verify.expect!r}"
@@ -170,50 +171,61 @@ def convert(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def generate(payload: dict[str, Any]) -> dict[str, Any]:
-    """Greedy answers: `{"model_path", "adapter_path"?, "prompts", "max_new_tokens"?, "chat_template"?}` -> `{"answers": [...]}`.
+    """Greedy answers: `{"model_path", "adapter_path"?, "with_base"?, "prompts", "max_new_tokens"?, "chat_template"?}`.
 
-    A prompt is a user's text, or a list of messages. The adapter's tokenizer and template go before the model's.
+    Gives `{"answers": [...]}`, one per prompt, and with `with_base` also `base_answers`, those without the adapter: both
+    from one loading. A prompt is a user's text, or a list of messages. The adapter's tokenizer and template go before
+    the model's.
 
     Raises:
         ModelNotFound: Model or adapter is not there.
-        InvalidArguments: No chat template.
+        InvalidArguments: No chat template, or `with_base` without an adapter.
     """
     request = _parse(_Generate, payload)
+    if request.with_base and request.adapter_path is None:
+        raise InvalidArguments("with_base: without adapter_path the answers are the base model's already")
     logs.quiet_progress_bars()
     adapter = Path(request.adapter_path).expanduser() if request.adapter_path is not None else None
     source = find_model(request.model_path)
-    return {"answers": _answers(source, adapter, request.prompts, request.max_new_tokens, request.chat_template)}
+    answers = _Answers(source, adapter, request.max_new_tokens, request.chat_template)
+    result = {"answers": answers.to(request.prompts)}
+    if request.with_base:
+        with answers.model.disable_adapter():
+            result["base_answers"] = answers.to(request.prompts)
+    return result
 
 
-def _answers(
-    source: ModelSource, adapter: Path | None, prompts: list[Any], max_new_tokens: int, chat_template: str | None
-) -> list[str]:
-    device = Device.pick("auto")
-    dtype = device.resolve_dtype("auto")
-    loader: Any = AutoModelForCausalLM
-    with loading(source):
-        model = loader.from_pretrained(source.name, dtype=dtype, use_safetensors=True, **source.options())
-    if adapter is not None:
-        model = _with_adapter(model, adapter)
-    tokenizer = _tokenizer(source, adapter, chat_template)
-    model.to(device.torch_device).eval()
-    settings = GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        do_sample=False,
-        eos_token_id=_end_tokens(model.generation_config, tokenizer),
-        pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
-    )
-    model.generation_config = settings
-    return [_answer(model, tokenizer, prompt, settings) for prompt in prompts]
+class _Answers:
+    """A model with its tokenizer, on the best device, that answers greedily."""
 
+    def __init__(self, source: ModelSource, adapter: Path | None, max_new_tokens: int, chat_template: str | None) -> None:
+        device = Device.pick("auto")
+        loader: Any = AutoModelForCausalLM
+        with loading(source):
+            model = loader.from_pretrained(source.name, dtype=device.resolve_dtype("auto"), use_safetensors=True, **source.options())
+        self.model: Any = model if adapter is None else _with_adapter(model, adapter)
+        self._tokenizer = _tokenizer(source, adapter, chat_template)
+        self.model.to(device.torch_device).eval()
+        pad = self._tokenizer.pad_token_id
+        self._settings = GenerationConfig(
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            eos_token_id=_end_tokens(model.generation_config, self._tokenizer),
+            pad_token_id=pad if pad is not None else self._tokenizer.eos_token_id,
+        )
+        self.model.generation_config = self._settings
 
-@torch.inference_mode()
-def _answer(model: Any, tokenizer: Any, prompt: str | list[dict[str, Any]], settings: GenerationConfig) -> str:
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True).to(model.device)
-    output = model.generate(**ids, generation_config=settings)
-    answer: str = tokenizer.decode(output[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
-    return answer.strip()
+    @torch.inference_mode()
+    def to(self, prompts: list[Any]) -> list[str]:
+        """One answer per prompt."""
+        return [self._answer(prompt) for prompt in prompts]
+
+    def _answer(self, prompt: str | list[dict[str, Any]]) -> str:
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        ids = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        output = self.model.generate(**ids.to(self.model.device), generation_config=self._settings)
+        answer: str = self._tokenizer.decode(output[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+        return answer.strip()
 
 
 def _with_adapter(model: Any, folder: Path) -> Any:

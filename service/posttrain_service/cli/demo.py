@@ -95,8 +95,7 @@ def run(console: Console, settings: Settings, server: str | None, api_key: str |
     outcome = _train_somewhere(console, settings, model, server, api_key, again=again)
     questions = [question for question, _ in QUESTIONS]
     with console.status("Asking the model before and after training"):
-        before = ask(settings, model, None, questions)
-        after = ask(settings, model, outcome.adapter, questions)
+        before, after = ask(settings, model, outcome.adapter, questions)
     compare(console, QUESTIONS, before, after)
     farewell(console, settings, outcome.address, outcome.job, outcome.adapter, pid_of(settings, outcome.address))
 

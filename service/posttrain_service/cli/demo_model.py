@@ -52,20 +52,18 @@ def obtain(settings: Settings, console: Console) -> BaseModel:
     return BaseModel(NAME, folder)
 
 
-def ask(settings: Settings, model: BaseModel, adapter: Path | None, prompts: Sequence[str]) -> list[str]:
-    """The model's greedy answers, with the adapter when there is one.
+def ask(settings: Settings, model: BaseModel, adapter: Path, prompts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Greedy answers of the model and of the model with the adapter, one per prompt each.
 
     Raises:
         DemoError: The trainer could not generate them.
     """
-    request = {"model_path": str(model.folder), "prompts": list(prompts), "max_new_tokens": 40}
-    if adapter is not None:
-        request["adapter_path"] = str(adapter)
+    request = {"model_path": str(model.folder), "adapter_path": str(adapter), "with_base": True, "prompts": list(prompts)}
     try:
-        answers = run_tool(settings.trainer_python, "generate", request, GENERATE_TIMEOUT_S)["answers"]
+        answers = run_tool(settings.trainer_python, "generate", request | {"max_new_tokens": 40}, GENERATE_TIMEOUT_S)
     except ServiceError as error:
         raise DemoError(f"the answers could not be generated: {error.message}") from error
-    return [str(answer).strip() for answer in answers]
+    return [str(answer) for answer in answers["base_answers"]], [str(answer) for answer in answers["answers"]]
 
 
 def _packaged() -> Path | None:

@@ -246,15 +246,17 @@ def test_generate_is_greedy_with_and_without_adapter(model, tmp_path):
         if ".lora_B" in name:
             torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
     adapted.save_pretrained(tmp_path / "adapter")
-    answers = tools.generate({**request, "adapter_path": str(tmp_path / "adapter")})["answers"]
-    assert answers == [_greedy(adapted.eval(), tokenizer, prompt, 6) for prompt in prompts]
-    assert answers != expected
+    both = tools.generate({**request, "adapter_path": str(tmp_path / "adapter"), "with_base": True})
+    assert both["answers"] == [_greedy(adapted.eval(), tokenizer, prompt, 6) for prompt in prompts]
+    assert both["answers"] != both["base_answers"] == expected
 
 
 def test_generate_refuses(model, tmp_path):
     request = {"model_path": str(model), "prompts": ["x"]}
     with pytest.raises(ModelNotFound, match="holds no adapter"):
         tools.generate({**request, "adapter_path": str(tmp_path)})
+    with pytest.raises(InvalidArguments, match="with_base: without adapter_path"):
+        tools.generate({**request, "with_base": True})
     plain = tiny_model(tmp_path / "plain", chat_template=None, layers=1)
     with pytest.raises(InvalidArguments, match="no chat template"):
         tools.generate({"model_path": str(plain), "prompts": ["x"]})
