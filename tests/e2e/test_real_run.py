@@ -14,7 +14,7 @@ import pytest
 from posttrain_service.cli.demo_download import fetch
 from posttrain_service.client import Client
 
-STEPS = 60
+STEPS = 40
 
 
 def shortest_rows(source: Path, target: Path, count: int) -> Path:
@@ -29,16 +29,16 @@ def shortest_rows(source: Path, target: Path, count: int) -> Path:
 def test_training_goes_on_while_the_service_is_killed_and_the_model_loads_with_plain_transformers(
     served: Any, place_model: Callable[[Path], str], real_data: Path, tmp_path: Path
 ) -> None:
-    rows = shortest_rows(real_data / "gsm8k_test.messages.jsonl", tmp_path / "rows.jsonl", STEPS * 2)
+    rows = shortest_rows(real_data / "gsm8k_test.messages.jsonl", tmp_path / "rows.jsonl", STEPS)
     model = place_model(served.storage / "models")
     with Client(served.address) as client:
         file_id = client.upload(rows)["id"]
         report = client.validate(file_id, model=model)
-        assert (report["valid"], report["rows"]) == (True, STEPS * 2)
+        assert (report["valid"], report["rows"]) == (True, STEPS)
         request = {
             "model": model,
             "dataset": file_id,
-            "training": {"effective_batch_size": 2, "max_seq_len": 512, "max_batch_len": 512, "learning_rate": 5e-5, "warmup_steps": 5},
+            "training": {"effective_batch_size": 1, "max_seq_len": 512, "max_batch_len": 512, "learning_rate": 5e-5, "warmup_steps": 5},
             "checkpoints": {"keep_last": 1},
         }
         job = client.create_job(request)["job_uuid"]
@@ -52,7 +52,7 @@ def test_training_goes_on_while_the_service_is_killed_and_the_model_loads_with_p
     assert [point["step"] for point in points] == list(range(1, STEPS + 1))
     assert all(a["time"] <= b["time"] for a, b in itertools.pairwise(points))
     losses = [point["loss"] for point in points]
-    assert statistics.mean(losses[-15:]) < statistics.mean(losses[:15]) - 0.1
+    assert statistics.mean(losses[-10:]) < statistics.mean(losses[:10]) - 0.3
     assert generated(folder, "What is the capital of France?").strip()
 
 
