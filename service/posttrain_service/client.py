@@ -189,9 +189,11 @@ class Client:
         """Remove an uploaded file."""
         self._send("DELETE", f"/v1/files/{quote(file_id, safe='')}")
 
-    def validate(self, dataset: str | JSON, *, model: str | None = None, method: JSON | None = None) -> JSON:
+    def validate(
+        self, dataset: str | JSON, *, model: str | None = None, method: JSON | None = None, train_on: str | None = None
+    ) -> JSON:
         """A report on an uploaded file, or on `{"rows": [...]}`, for a method (None = sft), with tokens counted for a model."""
-        given = {"model": model, "method": method}
+        given = {"model": model, "method": method, "train_on": train_on}
         body = {"dataset": dataset} | {name: value for name, value in given.items() if value is not None}
         return self._json("POST", "/post_training/datasets/validate", json=body)
 

@@ -21,6 +21,8 @@ from posttrain_service.cli.common import (
 from posttrain_service.cli.inspection import show_inspection
 from posttrain_service.cli.request import with_settings
 from posttrain_service.launch.tools import run_tool
+from posttrain_service.work.rows import report_json
+from posttrain_trainer.contract.conversation import TrainOn
 from posttrain_trainer.contract.rows import validate_file
 
 app = typer.Typer(help="Check data sets.", no_args_is_help=True)
@@ -39,17 +41,22 @@ def validate(
         Path, typer.Argument(help="Rows as JSONL, JSON, CSV, ... on this machine.", exists=True, dir_okay=False)
     ],
     model: Annotated[str | None, typer.Option(help="Let the server count tokens by this model's tokenizer.")] = None,
+    train_on: Annotated[
+        TrainOn, typer.Option(help="Turns that are learned; a row without any is a bad one.")
+    ] = "assistant",
     as_json: JsonOption = False,
     server: ServerOption = DEFAULT_SERVER,
     api_key: KeyOption = None,
 ) -> None:
     """Say line by line what is wrong with a file; exit code 1 when something is. Needs a server only with --model."""
-    report = _here(file) if model is None else _there(file, model, server, api_key)
+    report = _here(file, train_on) if model is None else _there(file, model, train_on, server, api_key)
     if as_json:
         show_json(report)
     else:
         for error in report["errors"]:
             print(f"{file}:{error['line']}: {error['message']}")
+        for remark in report["warnings"]:
+            print(f"{file}:{remark['lines'][0]}: warning: {remark['message']} ({remark['rows']} in all)")
         unlisted = report["num_errors"] - len(report["errors"])
         more = f" ({unlisted} not listed)" if unlisted else ""
         print(f"{file}: {report['rows']} rows, format {report['format']}, {report['num_errors']} errors{more}")
@@ -86,24 +93,16 @@ def inspect(
         show_inspection(Console(width=None if sys.stdout.isatty() else 10_000, highlight=False), str(file), report)
 
 
-def _here(file: Path) -> dict[str, Any]:
+def _here(file: Path, train_on: TrainOn) -> dict[str, Any]:
     with sentences():
-        found = validate_file(file)
-    errors = [{"line": error.line, "message": error.message} for error in found.errors]
-    return {
-        "valid": found.valid,
-        "rows": found.rows,
-        "format": found.format,
-        "errors": errors,
-        "num_errors": found.num_errors,
-    }
+        return report_json(validate_file(file, train_on=train_on))
 
 
-def _there(file: Path, model: str, server: str, api_key: str | None) -> dict[str, Any]:
+def _there(file: Path, model: str, train_on: TrainOn, server: str, api_key: str | None) -> dict[str, Any]:
     with connected(server, api_key) as client:
         file_id = client.upload(file)["id"]
         try:
-            return client.validate(file_id, model=model)
+            return client.validate(file_id, model=model, train_on=train_on)
         finally:
             client.delete_file(file_id)
     raise AssertionError("connected() never swallows an error")

@@ -255,25 +255,6 @@ class LogPiece(Shape):
     """Logs that exist, by attempt."""
 
 
-class DatasetReport(Shape):
-    """What a look at a data set found."""
-
-    model_config = ConfigDict(extra="allow")
-
-    valid: bool
-    """Whether a job would take it."""
-    rows: int
-    """Rows that were found."""
-    format: str | None
-    """The row format."""
-    errors: list[ErrorItem]
-    """The first faults."""
-    num_errors: int
-    """Faults in all."""
-    tokens: dict[str, Any] | None = None
-    """Counts by the model's tokenizer, when one was named."""
-
-
 class Health(Shape):
     """How the service is."""
 

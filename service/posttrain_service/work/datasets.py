@@ -18,6 +18,7 @@ from posttrain_service.settings import Settings
 from posttrain_service.wire.jobs import InlineRows
 from posttrain_service.work import rows
 from posttrain_service.work.submit import Submitter
+from posttrain_trainer.contract.conversation import TrainOn
 from posttrain_trainer.contract.methods import Method
 
 INSPECT_TIMEOUT_S = 600.0
@@ -35,19 +36,24 @@ class Datasets:
     checker: rows.Checker
 
     def validate(
-        self, dataset: str | Mapping[str, Any], *, model: str | None = None, method: Mapping[str, Any] | None = None
+        self,
+        dataset: str | Mapping[str, Any],
+        *,
+        model: str | None = None,
+        method: Mapping[str, Any] | None = None,
+        train_on: TrainOn = "assistant",
     ) -> dict[str, Any]:
         """See `DatasetService.validate`."""
         source = self.submitter.source(_reference(dataset), "dataset")
         asked = _method(method)
-        report = rows.report_json(self.checker.report(source, asked))
+        report = rows.report_json(self.checker.report(source, asked, train_on))
         if model is None:
             return report
         found = self.submitter.models.find(model)
         if not report["valid"]:
             return report  # the trainer would only say the same again
         with as_file(source, self.settings) as path:
-            train_args = {"method": asked.model_dump(mode="json")}
+            train_args = {"method": asked.model_dump(mode="json"), "train_on": train_on}
             payload = {"data_path": str(path), "model_path": found.location, "train_args": train_args}
             counts = run_tool(self.settings.trainer_python, "inspect", payload, INSPECT_TIMEOUT_S)
         return report | {"tokens": {key: value for key, value in counts.items() if key != "rows"}}

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from posttrain_service.errors import InvalidRequest, PayloadTooLarge
+from posttrain_trainer.contract.conversation import Kind, TrainOn
 from posttrain_trainer.contract.methods import Method, PretrainMethod
-from posttrain_trainer.contract.rows import Kind, RowReport, validate_file, validate_rows
+from posttrain_trainer.contract.rowreport import Remark, RowReport
+from posttrain_trainer.contract.rows import validate_file, validate_rows
 from posttrain_trainer.contract.rundir import sync_folder
 
 MAX_ERRORS = 100
@@ -69,16 +71,16 @@ class Checker:
     def __init__(self, max_bytes: int, remembered: int = 64) -> None:
         self._max_bytes = max_bytes
         self._remembered = remembered
-        self._reports: OrderedDict[tuple[str, str, str, str | None], RowReport] = OrderedDict()
+        self._reports: OrderedDict[tuple[str, str, str, str | None, str], RowReport] = OrderedDict()
         self._lock = threading.Lock()
 
-    def report(self, source: Source, method: Method) -> RowReport:
-        """What the rows are worth for a method."""
+    def report(self, source: Source, method: Method, train_on: TrainOn = "assistant") -> RowReport:
+        """What the rows are worth for a method that learns the turns that `train_on` names."""
         kind = _KINDS[method.kind]
         column = method.text_column if isinstance(method, PretrainMethod) and method.text_column != "auto" else None
         if source.path is None:
-            return validate_rows(source.rows, max_errors=MAX_ERRORS, kind=kind, text_column=column)
-        key = (str(source.sha256), source.suffix, kind, column)
+            return validate_rows(source.rows, max_errors=MAX_ERRORS, kind=kind, text_column=column, train_on=train_on)
+        key = (str(source.sha256), source.suffix, kind, column, train_on)
         with self._lock:
             if key in self._reports:
                 self._reports.move_to_end(key)
@@ -86,7 +88,7 @@ class Checker:
         # A packed file may stand for far more text than its own bytes; a bound keeps that from being endless.
         report = validate_file(
             source.path, name=f"train{source.suffix}", max_errors=MAX_ERRORS, kind=kind, text_column=column,
-            max_bytes=16 * self._max_bytes,
+            train_on=train_on, max_bytes=16 * self._max_bytes,
         )
         with self._lock:
             self._reports[key] = report
@@ -104,6 +106,10 @@ def report_json(report: RowReport) -> dict[str, Any]:
         "errors": errors_json(report),
         "num_errors": report.num_errors,
         "ignored": dict(report.ignored),
+        "warnings": [
+            {"message": f"rows hold {sentence}", "rows": remark.rows, "lines": list(remark.lines)}
+            for sentence, remark in report.remarks.items()
+        ],
     }
 
 
@@ -125,8 +131,7 @@ def refuse_bad_rows(report: RowReport, param: str, *, skip: bool, max_invalid_ro
         InvalidRequest: With every listed line.
     """
     warnings = [
-        f"{param}: {count} rows hold the key {key!r}, which means nothing in their format and is left out"
-        for key, count in report.ignored.items()
+        f"{param}: {remark.rows} rows hold {sentence} ({_lines(remark)})" for sentence, remark in report.remarks.items()
     ]
     if report.valid:
         return warnings
@@ -146,6 +151,12 @@ def refuse_bad_rows(report: RowReport, param: str, *, skip: bool, max_invalid_ro
         param=param,
         errors=errors_json(report),
     )
+
+
+def _lines(remark: Remark) -> str:
+    shown = remark.lines[:5]
+    more = ", ..." if remark.rows > len(shown) else ""
+    return f"line{'s' * (remark.rows > 1)} {', '.join(map(str, shown))}{more}"
 
 
 def place(source: Source, folder: Path, stem: str) -> str:

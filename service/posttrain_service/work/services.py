@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from posttrain_service.wire.jobs import JobRequest
     from posttrain_service.wire.openai_request import Asked
     from posttrain_service.work.file_services import FileService, PartService
+    from posttrain_trainer.contract.conversation import TrainOn
 
 T = TypeVar("T")
 
@@ -235,14 +236,20 @@ class DatasetService(Protocol):
     """Data sets before any job."""
 
     def validate(
-        self, dataset: str | Mapping[str, Any], *, model: str | None = None, method: Mapping[str, Any] | None = None
+        self,
+        dataset: str | Mapping[str, Any],
+        *,
+        model: str | None = None,
+        method: Mapping[str, Any] | None = None,
+        train_on: TrainOn = "assistant",
     ) -> dict[str, Any]:
-        """valid, rows, format, errors (line, message), num_errors, and tokens when a model is named.
+        """valid, rows, format, errors (line, message), num_errors, warnings, and tokens when a model is named.
 
         Args:
             dataset: A file id, or {"rows": [...]}.
             model: A model name or id: tokens are then counted by its tokenizer.
             method: The method the rows are for; None = sft.
+            train_on: Which turns of conversations are learned; a row without any is bad.
         """
         ...
 

@@ -147,7 +147,7 @@ class Submitter:
 
     def _rows(self, prepared: Prepared, source: rows.Source, param: str, warnings: list[str]) -> dict[str, Any]:
         training = prepared.training
-        report = self._checker.report(source, prepared.request.asked_method)
+        report = self._checker.report(source, prepared.request.asked_method, training["train_on"])
         warnings += rows.refuse_bad_rows(
             report, param, skip=training["invalid_rows"] == "skip", max_invalid_rows=training["max_invalid_rows"]
         )

@@ -38,7 +38,7 @@ from posttrain_service.work.prepare import prepare
 from posttrain_service.work.submit import CREATE, Checked, Submitter, make_spec, place_all, queued_events
 from posttrain_service.work.uploads import check_key
 from posttrain_service.work.webhooks import check_webhook
-from posttrain_trainer.contract.rows import RowReport
+from posttrain_trainer.contract.rowreport import RowReport
 from posttrain_trainer.contract.rundir import RunDir, write_json
 
 if TYPE_CHECKING:
@@ -146,17 +146,18 @@ class Validator:
     def _read(self, job: Job) -> Checked:
         """The job's request with every value chosen, its rows found good."""
         check = job.spec[CHECK]
-        method = JobRequest.model_validate(check["request"]).asked_method
+        asked = JobRequest.model_validate(check["request"])
+        wanted = asked.asked_method, asked.training_knob("train_on")
         train = self._placed(job, "train", "dataset")
         validation = None if job.spec["validation_dataset"] is None else self._placed(job, "validation", "validation_dataset")
-        report = self.checker.report(train, method)
+        report = self.checker.report(train, *wanted)
         request = resolve_auto(check["request"], tuple(check["auto"]), report.rows - report.num_errors)
         prepared = prepare(request, self.settings, self.submitter.slots, self._model(job))
         training = prepared.training
         warnings = [*job.warnings, *_judged(report, FILES[0], training)]
         validation_report = None
         if validation is not None:
-            found = self.checker.report(validation, method)
+            found = self.checker.report(validation, *wanted)
             warnings += _judged(found, FILES[1], training)
             validation_report = rows.report_json(found)
         return Checked(prepared, train, rows.report_json(report), validation, validation_report, warnings)

@@ -211,7 +211,7 @@ class FakeFiles:
 
 
 class FakeDatasets:
-    def validate(self, dataset, *, model=None, method=None):
+    def validate(self, dataset, *, model=None, method=None, train_on="assistant"):
         self.asked = (dataset, model, method)
         return {"valid": False, "rows": 1, "format": None, "errors": [{"line": 1, "message": "bad"}], "num_errors": 1}
 

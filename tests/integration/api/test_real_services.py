@@ -19,6 +19,7 @@ from posttrain_service.client import ApiError, Client, ServerGone
 from posttrain_service.errors import InvalidRequest
 from posttrain_service.settings import Settings
 from posttrain_service.wire import shapes
+from posttrain_service.wire.datasets import DatasetReport
 from posttrain_trainer.contract import proc
 
 JOBS = "/post_training/jobs"
@@ -196,7 +197,7 @@ def test_refusals_before_anything_is_stored(http, settings):
     assert http.get(JOBS).json()["data"] == []
     assert list(settings.jobs_dir.iterdir()) == []
     report = http.post("/post_training/datasets/validate", json={"dataset": {"rows": rows}})
-    shapes.DatasetReport.model_validate(report.json())
+    DatasetReport.model_validate(report.json())
     assert (report.status_code, report.json()["valid"], report.json()["num_errors"]) == (200, False, 2)
 
 

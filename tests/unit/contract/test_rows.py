@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
+from posttrain_trainer.contract.conversation import Conversation, Document, Preference
 from posttrain_trainer.contract.messages import Message, RowFault
-from posttrain_trainer.contract.rows import Conversation, Document, Preference, parse_row, validate_rows
+from posttrain_trainer.contract.rowreport import MAX_LINES
+from posttrain_trainer.contract.rows import parse_row, validate_rows
 
 ASK, SAY = Message("user", "Hi"), Message("assistant", "Yo")
 TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]
@@ -194,3 +196,125 @@ def test_no_rows_is_an_error():
 def test_the_module_is_light():
     code = "import sys, posttrain_trainer.contract.rows; print([m for m in ('torch', 'numpy', 'pyarrow', 'zstandard', 'pydantic') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def turns(*roles, **last):
+    said = [{"role": role, "content": "x"} for role in roles]
+    return {"messages": [*said[:-1], said[-1] | last]}
+
+
+@pytest.mark.parametrize(
+    ("row", "taught_by"),
+    [
+        (turns("user", "assistant"), {"assistant", "last_assistant", "all"}),
+        (turns("user"), {"all"}),
+        (turns("system", "user"), {"all"}),
+        (turns("system"), set()),
+        (turns("user", "assistant", weight=0), {"all"}),
+        (turns("user", "assistant", train=False), {"all"}),
+        (turns("system", "assistant", weight=0), set()),
+        (turns("user", "assistant", "assistant", weight=0), {"assistant", "all"}),
+        (turns("assistant", "user", train=True), {"assistant", "last_assistant", "all"}),
+        (turns("user", train=True), {"assistant", "last_assistant", "all"}),
+        (turns("user") | {"unmask": True}, {"assistant", "last_assistant", "all"}),
+        (turns("system") | {"unmask": True}, set()),
+        (turns("user", "assistant", weight=0) | {"unmask": True}, {"assistant", "last_assistant", "all"}),
+        ({"prompt": "x", "completion": [{"role": "user", "content": "y"}]}, {"all"}),
+        ({"prompt": turns("user", "assistant")["messages"], "completion": [{"role": "user", "content": "y"}]}, {"all"}),
+        ({"conversations": [{"from": "human", "value": "x"}]}, {"all"}),
+    ],
+)
+def test_a_row_that_teaches_nothing_is_bad(row, taught_by):
+    for train_on in ("assistant", "last_assistant", "all"):
+        report = validate_rows([row, {"messages": TURNS}], train_on=train_on)
+        assert (report.rows, report.valid) == (2, train_on in taught_by), train_on
+        assert [error.line for error in report.errors] == ([] if train_on in taught_by else [1])
+        assert all("nothing can be learned" in error.message for error in report.errors)
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "all"])
+def test_what_pairs_and_documents_teach_does_not_depend_on_train_on(train_on):
+    nobody = [{"role": "user", "content": "y"}]
+    silent = [{"role": "assistant", "content": "y", "weight": 0}]
+    for answer in (nobody, silent):
+        report = validate_rows([{"prompt": "x", "chosen": "a", "rejected": answer}], kind="preference", train_on=train_on)
+        assert "rejected: has no turn of the assistant" in report.errors[0].message
+    context = {"prompt": turns("user", "assistant", "user", weight=0)["messages"], "chosen": "a", "rejected": "b"}
+    assert validate_rows([context], kind="preference", train_on=train_on).valid
+    report = validate_rows([{"text": "a"}, {"text": " \n"}], kind="document", train_on=train_on)
+    assert [(error.line, "empty" in error.message) for error in report.errors] == [(2, True)]
+
+
+CALLS = [{"id": "c1", **CALL}, {"id": "c2", **CALL}]
+CALLING = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None, "tool_calls": CALLS}]
+BARE = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+DONE = {"role": "assistant", "content": "done"}
+
+
+def result(call_id=None):
+    return {"role": "tool", "content": "3"} | ({} if call_id is None else {"tool_call_id": call_id})
+
+
+@pytest.mark.parametrize(
+    ("messages", "remark"),
+    [
+        ([*CALLING, result("c1"), result("c2"), DONE], None),
+        ([*CALLING, result("c2"), result("c1"), DONE], None),
+        (CALLING, None),
+        ([TURNS[0], BARE, result(), DONE], None),
+        ([TURNS[0], BARE, result("any"), DONE], None),
+        ([*CALLING, result("c1"), result("c2"), *CALLING, result("c1"), result("c2"), DONE], None),
+        ([TURNS[0], result("c1"), DONE], "a tool result that no tool call precedes"),
+        ([*CALLING, result("c1"), result("other"), DONE], "a tool result whose tool_call_id is of no open call"),
+        ([*CALLING, result("c1"), result("c1"), DONE], "a tool result whose tool_call_id is of no open call"),
+        ([*CALLING, result(), result("c2"), DONE], "a tool result without the tool_call_id of its call"),
+        ([*CALLING, result("c1"), DONE], "a tool call that gets no result before the conversation goes on"),
+        ([TURNS[0], BARE, result(), result(), DONE], "more tool results than tool calls"),
+        ([TURNS[0], {**BARE, "tool_calls": CALLS[:1] * 2}, result("c1"), result("c1"), DONE], "two tool calls of one turn with the same id"),
+    ],
+)
+def test_tool_calls_and_results_that_miss_each_other_are_told(messages, remark):
+    for rows in ([{"messages": TURNS}, {"messages": messages}], [{"messages": TURNS}, {"messages": json.dumps(messages)}]):
+        report = validate_rows(rows)
+        assert report.valid
+        assert {text: (found.rows, found.lines) for text, found in report.remarks.items()} == ({} if remark is None else {remark: (1, [2])})
+
+
+@pytest.mark.parametrize(
+    ("row", "key"),
+    [
+        ({"messages": [TURNS[0], {**TURNS[1], "mood": "glad"}]}, "messages[].mood"),
+        ({"messages": json.dumps([TURNS[0], {**TURNS[1], "mood": "glad"}])}, "messages[].mood"),
+        ({"messages": [{**TURNS[0], "tool_call_id": "c1"}, TURNS[1]]}, "messages[].tool_call_id"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi", "cache": 1}]}, TURNS[1]]}, "messages[].content[].cache"),
+        ({"messages": [TURNS[0], {"role": "assistant", "tool_calls": [{**CALL, "index": 0}]}]}, "messages[].tool_calls[].index"),
+        (
+            {"messages": [TURNS[0], {"role": "assistant", "tool_calls": [{"function": {"name": "add", "strict": True}}]}]},
+            "messages[].tool_calls[].function.strict",
+        ),
+        ({"conversations": [{"from": "human", "value": "Hi", "id": 3}, {"from": "gpt", "value": "Yo"}]}, "conversations[].id"),
+        ({"prompt": [{**TURNS[0], "lang": "de"}], "completion": "Yo"}, "prompt[].lang"),
+        ({"prompt": "Hi", "chosen": [{**TURNS[1], "score": 1}], "rejected": "No"}, "chosen[].score"),
+        (
+            {"input": {"messages": TURNS[:1], "parallel_tool_calls": True}, "preferred_output": TURNS[1:], "non_preferred_output": [DONE]},
+            "input.parallel_tool_calls",
+        ),
+        (
+            {"input": {"messages": [{**TURNS[0], "lang": "de"}]}, "preferred_output": TURNS[1:], "non_preferred_output": [DONE]},
+            "input.messages[].lang",
+        ),
+        ({"messages": [TURNS[0], {**TURNS[1], "refusal": None, "audio": None, "function_call": None, "tool_calls": None}]}, None),
+        ({"prompt": '[{"mood": 1}]', "completion": '{"mood": 1}'}, None),
+    ],
+)
+def test_keys_without_meaning_inside_messages_are_told(row, key):
+    report = validate_rows([row])
+    assert report.valid
+    assert report.ignored == ({} if key is None else {key: 1})
+    assert [(key in text, remark.lines) for text, remark in report.remarks.items()] == ([] if key is None else [(True, [1])])
+
+
+def test_remarks_are_counted_beyond_the_lines_that_are_listed():
+    report = validate_rows([{"messages": TURNS, "id": 1}] * (MAX_LINES + 5))
+    [remark] = report.remarks.values()
+    assert (remark.rows, remark.lines) == (MAX_LINES + 5, list(range(1, MAX_LINES + 1)))

@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from posttrain_trainer.contract.conversation import Conversation
 from posttrain_trainer.contract.rowfile import read_rows
-from posttrain_trainer.contract.rows import Conversation, iter_rows, validate_file
+from posttrain_trainer.contract.rows import iter_rows, validate_file
 
 ROWS = [{"prompt": f"q{i} é", "completion": f"a{i} 漢\u2028字"} for i in range(4)]
 LINES = [json.dumps(row, ensure_ascii=False).encode() for row in ROWS]
@@ -243,3 +244,23 @@ def test_other_text_names_its_first_line(tmp_path):
 def test_real_files(real_data, name, rows, shape):
     report = validate_file(real_data / f"{name}.jsonl")
     assert (report.valid, report.rows, report.formats) == (True, rows, {shape: rows})
+
+
+def test_a_key_that_stands_twice_makes_a_bad_row(tmp_path):
+    good = json.dumps(ROWS[0])
+    twice = good[:-1] + ', "prompt": []}'
+    inside = '{"messages": [{"role": "user", "role": "assistant", "content": "x"}]}'
+    lines = f"{good}\n{twice}\n{inside}\n{good}\n".encode()
+    array = f"[{good},\n{twice},\n{inside},\n{good}]".encode()
+    for name, text in (("x.jsonl", lines), ("x.json", array), ("x.jsonl.gz", gzip.compress(lines))):
+        report = validate_file(write(tmp_path, text, name))
+        assert (report.rows, report.num_errors, report.fatal) == (4, 2, False)
+        assert [error.line for error in report.errors] == [2, 3]
+        assert "the key 'prompt' stands twice" in report.errors[0].message
+        assert "the key 'role' stands twice" in report.errors[1].message
+
+
+def test_a_key_that_stands_twice_is_found_across_the_pieces_of_a_file(tmp_path):
+    long = json.dumps({"messages": [{"role": "user", "content": "x " * 100_000}, {"role": "assistant", "content": "y"}]})
+    report = validate_file(write(tmp_path, f'[{long[:-1]}, "id": 1, "id": 2}},\n{long}]'.encode(), "x.json"))
+    assert (report.rows, [error.line for error in report.errors]) == (2, [1])

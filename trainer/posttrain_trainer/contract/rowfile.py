@@ -133,13 +133,13 @@ def _decode(line: int, raw: bytes) -> RawRow:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text, strictly: no NaN, no half of a surrogate pair, no bottomless nesting.
+    """The value of a JSON text, strictly: no NaN, no key twice, no half of a surrogate pair, no bottomless nesting.
 
     Raises:
         ValueError: With the reason and, for a syntax error, the column.
     """
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at column {error.colno}") from error
     except RecursionError as error:
@@ -150,6 +150,24 @@ def parse_json(text: str) -> Any:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON value")
+
+
+def key_given_twice(pairs: list[tuple[str, Any]]) -> str | None:
+    """The first key that stands more than once in an object, shortened; None where each stands once."""
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            return key if len(key) <= 80 else f"{key[:77]}..."
+        seen.add(key)
+    return None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, of whose keys none may stand twice: whichever value were taken, the other would be lost in silence."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"the key {key_given_twice(pairs)!r} stands twice in one object; keep one")
+    return found
 
 
 def _check_surrogates(text: str, value: Any) -> None:
@@ -184,7 +202,8 @@ class _JsonText:
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._decoder = codecs.getincrementaldecoder("utf-8")()
-        self._json = json.JSONDecoder(parse_constant=_no_constant)
+        self._json = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=self._object)
+        self._twice: str | None = None
         self._text = ""
         self._at = 0
         self._ended = False
@@ -222,10 +241,18 @@ class _JsonText:
             raise FileFault(f"expected {mark!r} but found {found!r}" if found else "the array is cut off", self.line)
         self.skip()
 
+    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """An object; a key that stands twice is kept for the row's error, since the reader goes on after the row."""
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            self._twice = key_given_twice(pairs)
+        return found
+
     def element(self, max_row_bytes: int) -> RawRow:
         self.peek()
         line, size = self.line, _CHUNK
         while True:
+            self._twice = None
             try:
                 value, end = self._json.raw_decode(self._text, self._at)
                 # A number at the very end of the window may go on in the next piece.
@@ -244,6 +271,8 @@ class _JsonText:
     def _take(self, line: int, value: Any, end: int) -> RawRow:
         text = self._text[self._at : end]
         self.skip(end - self._at)
+        if self._twice is not None:
+            return RawRow(line, None, f"the key {self._twice!r} stands twice in one object; keep one")
         try:
             _check_surrogates(text, value)
         except ValueError as error:

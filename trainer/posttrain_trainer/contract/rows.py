@@ -21,124 +21,29 @@ Other keys (an id, a source) are left out and counted in the report.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from posttrain_trainer.contract.conversation import (
+    Conversation,
+    Document,
+    Kind,
+    Preference,
+    Row,
+    TrainOn,
+    kind_of,
+    useless,
+)
 from posttrain_trainer.contract.messages import Message, RowFault, as_text, parse_messages, parse_sharegpt, parse_tools
+from posttrain_trainer.contract.remarks import tool_remarks, unknown_keys
 from posttrain_trainer.contract.rowfile import MAX_ROW_BYTES, RawRow, read_rows
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """Turns in order, and the tools that were on offer."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[dict[str, Any], ...] = ()
-    unmask: bool = False
-    """Train on every turn but the system's, whatever `train_on` says."""
-
-
-@dataclass(frozen=True, slots=True)
-class Preference:
-    """Two answers to one prompt, the first better than the second."""
-
-    prompt: tuple[Message, ...]
-    chosen: tuple[Message, ...]
-    rejected: tuple[Message, ...]
-    tools: tuple[dict[str, Any], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """Plain text to go on training with."""
-
-    text: str
-
-
-Row = Conversation | Preference | Document
-Kind = Literal["conversation", "preference", "document"]
-
-
-class RowError(NamedTuple):
-    """One bad row."""
-
-    line: int
-    """Line where the row begins, from 1."""
-    message: str
-    """Where in the row, what is wrong, and the remedy."""
-
-
-class ParsedRow(NamedTuple):
-    """One row of a file: `row` or `error` is set, never both."""
-
-    line: int
-    row: Row | None
-    error: str | None
-    format: str | None
-    """Name of the shape; None when it was not recognised."""
-    ignored: tuple[str, ...]
-    """Keys that have no meaning in this shape."""
-    fatal: bool = False
-    """Whether the file could not be read past this row."""
-
-
-@dataclass(slots=True)
-class RowReport:
-    """What a file holds."""
-
-    rows: int = 0
-    """Rows found, good and bad."""
-    format: str | None = None
-    """Shape of the rows; the most frequent one where they differ; None when there is no good row."""
-    formats: dict[str, int] = field(default_factory=dict)
-    """Good rows of each shape."""
-    errors: list[RowError] = field(default_factory=list)
-    """The first bad rows, up to the `max_errors` asked for."""
-    num_errors: int = 0
-    """All bad rows; a file without any row counts as one."""
-    fatal: bool = False
-    """Whether the file could not be read to its end (cut archive, not UTF-8): leaving bad rows out would lose unseen ones."""
-    ignored: dict[str, int] = field(default_factory=dict)
-    """Keys that have no meaning, with the number of rows that hold them (the first 50 names)."""
-
-    @property
-    def valid(self) -> bool:
-        """Whether every row is good and there is at least one."""
-        return self.num_errors == 0
-
-    def add(self, parsed: ParsedRow, max_errors: int) -> None:
-        """Count one row; a fault of the whole file is an error, but no row."""
-        self.rows += not parsed.fatal
-        for key in parsed.ignored:
-            if key in self.ignored or len(self.ignored) < 50:
-                self.ignored[key] = self.ignored.get(key, 0) + 1
-        if parsed.error is not None:
-            self.fatal |= parsed.fatal
-            self._fail(parsed.line, parsed.error, max_errors)
-        elif parsed.format is not None:
-            self.formats[parsed.format] = self.formats.get(parsed.format, 0) + 1
-
-    def close(self, max_errors: int) -> RowReport:
-        """Complete the report after the last row."""
-        if self.rows == 0 and not self.fatal:
-            self.fatal = True
-            self._fail(1, "the file holds no rows", max_errors)
-        if self.formats:
-            self.format = Counter(self.formats).most_common(1)[0][0]
-        return self
-
-    def _fail(self, line: int, message: str, max_errors: int) -> None:
-        self.num_errors += 1
-        if len(self.errors) < max_errors:
-            self.errors.append(RowError(line, message))
+from posttrain_trainer.contract.rowreport import ParsedRow, RowReport
 
 
 def validate_file(
     path: Path, *, max_errors: int = 100, name: str | None = None, kind: Kind | None = None, text_column: str | None = None,
-    max_row_bytes: int = MAX_ROW_BYTES, max_bytes: int | None = None,
+    train_on: TrainOn = "assistant", max_row_bytes: int = MAX_ROW_BYTES, max_bytes: int | None = None,
 ) -> RowReport:  # fmt: skip
     """Check every row of a file, in one pass and constant memory.
 
@@ -148,36 +53,48 @@ def validate_file(
         name: The name to go by where `path` is a stored upload without one (tells CSV).
         kind: What the rows must mean; None = any of the three, but one for the whole file.
         text_column: Column of documents; None = text, document or content.
+        train_on: Which turns of a conversation are learned unless they say otherwise; a row without any is bad.
         max_row_bytes: Longest row.
         max_bytes: Most bytes of unpacked text; None = no limit.
 
     Raises:
         OSError: The file cannot be opened or read.
     """
-    rows = iter_rows(path, name=name, kind=kind, text_column=text_column, max_row_bytes=max_row_bytes, max_bytes=max_bytes)
+    rows = iter_rows(
+        path, name=name, kind=kind, text_column=text_column, train_on=train_on, max_row_bytes=max_row_bytes, max_bytes=max_bytes
+    )
     return _report(rows, max_errors)
 
 
-def validate_rows(values: Iterable[Any], *, max_errors: int = 100, kind: Kind | None = None, text_column: str | None = None) -> RowReport:
+def validate_rows(
+    values: Iterable[Any], *, max_errors: int = 100, kind: Kind | None = None, text_column: str | None = None,
+    train_on: TrainOn = "assistant",
+) -> RowReport:  # fmt: skip
     """Check rows that came inline; their place in the list, from 1, stands for the line."""
     raw = (RawRow(number, value) for number, value in enumerate(values, start=1))
-    return _report(parse_rows(raw, kind=kind, text_column=text_column), max_errors)
+    return _report(parse_rows(raw, kind=kind, text_column=text_column, train_on=train_on), max_errors)
 
 
 def iter_rows(
     path: Path, *, name: str | None = None, kind: Kind | None = None, text_column: str | None = None,
-    max_row_bytes: int = MAX_ROW_BYTES, max_bytes: int | None = None,
+    train_on: TrainOn = "assistant", max_row_bytes: int = MAX_ROW_BYTES, max_bytes: int | None = None,
 ) -> Iterator[ParsedRow]:  # fmt: skip
     """Every row of a file in order, bad ones with their error; arguments as for `validate_file`.
 
     Raises:
         OSError: The file cannot be opened or read.
     """
-    return parse_rows(read_rows(path, name=name, max_row_bytes=max_row_bytes, max_bytes=max_bytes), kind=kind, text_column=text_column)
+    raw = read_rows(path, name=name, max_row_bytes=max_row_bytes, max_bytes=max_bytes)
+    return parse_rows(raw, kind=kind, text_column=text_column, train_on=train_on)
 
 
-def parse_rows(raw: Iterable[RawRow], *, kind: Kind | None = None, text_column: str | None = None) -> Iterator[ParsedRow]:
-    """The meaning of each row; with no `kind` given, the first good row decides it for all."""
+def parse_rows(
+    raw: Iterable[RawRow], *, kind: Kind | None = None, text_column: str | None = None, train_on: TrainOn = "assistant"
+) -> Iterator[ParsedRow]:
+    """The meaning of each row; with no `kind` given, the first good row decides it for all.
+
+    A row from which nothing can be learned, by `train_on` and what its turns say themselves, is a bad one.
+    """
     for line, value, error, fatal in raw:
         if error is not None:
             yield ParsedRow(line, None, error, None, (), fatal)
@@ -187,11 +104,13 @@ def parse_rows(raw: Iterable[RawRow], *, kind: Kind | None = None, text_column: 
         except RowFault as fault:
             yield ParsedRow(line, None, str(fault), None, ())
             continue
-        kind = _kind(row) if kind is None else kind
-        if _kind(row) == kind:
-            yield ParsedRow(line, row, None, shape, ignored)
-        else:
+        if kind is not None and kind_of(row) != kind:
             yield ParsedRow(line, None, f"is a row of the shape {shape}, but each row must be a {kind}", None, ignored)
+        elif (lacks := useless(row, train_on)) is not None:
+            yield ParsedRow(line, None, lacks, None, ignored)
+        else:
+            kind = kind_of(row)
+            yield ParsedRow(line, row, None, shape, ignored, remarks=_remarks(row))
 
 
 def parse_row(value: Any, *, text_column: str | None = None) -> tuple[Row, str, tuple[str, ...]]:
@@ -207,18 +126,31 @@ def parse_row(value: Any, *, text_column: str | None = None) -> tuple[Row, str, 
         return Document(as_text(present.get(text_column), text_column)), "document", _others(present, {text_column})
     for shape in _SHAPES:
         if all(key in present for key in shape.needs):
-            return shape.parse(present), shape.name, _others(present, {*shape.needs, *shape.takes, "metadata"})
+            others = _others(present, {*shape.needs, *shape.takes, "metadata"})
+            return shape.parse(present), shape.name, others + _unknown(present, shape.turns)
     raise RowFault(f"has the keys {sorted(present)[:10]}, which are no known shape; use messages, or prompt and completion")
-
-
-def _kind(row: Row) -> Kind:
-    if isinstance(row, Conversation):
-        return "conversation"
-    return "preference" if isinstance(row, Preference) else "document"
 
 
 def _others(row: dict[str, Any], known: set[str]) -> tuple[str, ...]:
     return tuple(str(key)[:64] for key in row if key not in known)
+
+
+def _unknown(row: dict[str, Any], fields: tuple[str, ...]) -> tuple[str, ...]:
+    """Keys without meaning inside the messages of the fields."""
+    found = [key for field in fields if field in row for key in unknown_keys(row[field], field, as_json=field not in _TEXT_OR_TURNS)]
+    if "input.messages" in fields:
+        source = row["input"]
+        found += [f"input.{key}" for key in _others(source, {"messages", "tools"}) if source[key] is not None]
+        found += unknown_keys(source["messages"], "input.messages")
+    return tuple(found)
+
+
+def _remarks(row: Row) -> tuple[str, ...]:
+    if isinstance(row, Conversation):
+        return tool_remarks(row.messages)
+    if isinstance(row, Preference):
+        return tuple(dict.fromkeys(tool_remarks(row.prompt + row.chosen) + tool_remarks(row.prompt + row.rejected)))
+    return ()
 
 
 def _report(rows: Iterable[ParsedRow], max_errors: int) -> RowReport:
@@ -327,19 +259,24 @@ class _Shape(NamedTuple):
     needs: tuple[str, ...]
     takes: tuple[str, ...]
     parse: Callable[[dict[str, Any]], Row]
+    turns: tuple[str, ...] = ()
+    """Fields that hold messages, or may."""
 
+
+_TEXT_OR_TURNS = frozenset({"prompt", "completion", "question", "answer", "chosen", "rejected"})
+"""Fields whose text is text, also where it looks like JSON."""
 
 # In order: a row with the keys of several shapes is of the first that it has all keys of.
 _SHAPES = (
-    _Shape("preference", ("chosen", "rejected"), ("prompt", "tools"), _preference),
-    _Shape("openai_preference", ("input", "preferred_output", "non_preferred_output"), (), _openai_preference),
-    _Shape("messages", ("messages",), ("tools", "unmask"), _messages),
-    _Shape("sharegpt", ("conversations",), ("system", "tools"), _sharegpt),
-    _Shape("prompt_completion", ("prompt", "completion"), ("tools",), _pair("prompt", "completion")),
-    _Shape("question_answer", ("question", "answer"), ("tools",), _pair("question", "answer")),
+    _Shape("preference", ("chosen", "rejected"), ("prompt", "tools"), _preference, ("prompt", "chosen", "rejected")),
+    _Shape("openai_preference", ("input", "preferred_output", "non_preferred_output"), (), _openai_preference, ("input.messages", "preferred_output", "non_preferred_output")),
+    _Shape("messages", ("messages",), ("tools", "unmask"), _messages, ("messages",)),
+    _Shape("sharegpt", ("conversations",), ("system", "tools"), _sharegpt, ("conversations",)),
+    _Shape("prompt_completion", ("prompt", "completion"), ("tools",), _pair("prompt", "completion"), ("prompt", "completion")),
+    _Shape("question_answer", ("question", "answer"), ("tools",), _pair("question", "answer"), ("question", "answer")),
     _Shape("alpaca", ("instruction", "output"), ("input", "system", "history"), _alpaca),
-    _Shape("llama_stack_dialog", ("dialog",), ("input_query", "expected_answer", "chat_completion_input"), _dialog),
-    _Shape("llama_stack_instruct", ("chat_completion_input", "expected_answer"), ("input_query",), _instruct),
+    _Shape("llama_stack_dialog", ("dialog",), ("input_query", "expected_answer", "chat_completion_input"), _dialog, ("dialog",)),
+    _Shape("llama_stack_instruct", ("chat_completion_input", "expected_answer"), ("input_query",), _instruct, ("chat_completion_input",)),
     _Shape("document", ("text",), (), _document("text")),
     _Shape("document", ("document",), (), _document("document")),
     _Shape("document", ("content",), (), _document("content")),

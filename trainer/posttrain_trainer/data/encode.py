@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from posttrain_trainer.contract.conversation import Conversation, Document, Preference, Row, TrainOn, is_learned
 from posttrain_trainer.contract.messages import Message, RowFault
 from posttrain_trainer.contract.methods import Method
-from posttrain_trainer.contract.rows import Conversation, Document, Preference, Row
-from posttrain_trainer.data.mask import Encoder, Ids, Trained, TrainOn
+from posttrain_trainer.data.mask import Encoder, Ids, Trained
 from posttrain_trainer.data.spans import Span
 
 Rendered = tuple[str, list[Span]]
@@ -76,9 +76,7 @@ class PairEncoder:
         return [self._rendered(prompt, answer, row, name) for name, answer in (("chosen", row.chosen), ("rejected", row.rejected))]
 
     def _rendered(self, prompt: tuple[Message, ...], answer: tuple[Message, ...], row: Preference, name: str) -> Rendered:
-        turns = tuple(replace(turn, train=turn.role == "assistant" and turn.train is not False) for turn in answer)
-        if not any(turn.train for turn in turns):
-            raise RowFault(f"{name}: has no turn of the assistant to learn from")
+        turns = tuple(replace(turn, train=is_learned(turn)) for turn in answer)
         try:
             return self._encoder.render(Conversation(prompt + turns, row.tools))
         except RowFault as fault:
@@ -94,8 +92,6 @@ class DocumentEncoder:
     def render(self, row: Row) -> list[Rendered]:
         """See `RowEncoder`."""
         assert isinstance(row, Document)
-        if not row.text.strip():
-            raise RowFault("the text is empty; leave the row out")
         return [(row.text, [])]
 
     def tokenize(self, rendered: Sequence[Rendered]) -> list[tuple[Ids, Trained]]:

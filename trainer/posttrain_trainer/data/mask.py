@@ -7,18 +7,17 @@ what the model will see at generation; the mask comes from character spans, neve
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
+from posttrain_trainer.contract.conversation import Conversation, TrainOn, trained_turns
 from posttrain_trainer.contract.messages import RowFault
-from posttrain_trainer.contract.rows import Conversation
 from posttrain_trainer.data.spans import Span, turn_spans
 from posttrain_trainer.data.template import ChatTemplate
 
-TrainOn = Literal["assistant", "last_assistant", "all"]
 Ids = npt.NDArray[np.int32]
 Trained = npt.NDArray[np.bool_]
 
@@ -79,22 +78,6 @@ class Encoder:
                 raise _no_place(f"messages[{number}].tool_calls")
             if message.reasoning and not self.template.mentions("reasoning", "thinking", tools=tools):
                 raise _no_place(f"messages[{number}].reasoning_content")
-
-
-def trained_turns(row: Conversation, train_on: TrainOn) -> list[int]:
-    """Numbers of the turns to learn: a message's own flag, else the row's `unmask`, else `train_on`."""
-    last = max((k for k, message in enumerate(row.messages) if message.role == "assistant"), default=-1)
-    chosen = []
-    for k, message in enumerate(row.messages):
-        if message.train is not None:
-            wanted = message.train
-        elif row.unmask or train_on == "all":
-            wanted = message.role != "system"
-        else:
-            wanted = message.role == "assistant" if train_on == "assistant" else k == last
-        if wanted:
-            chosen.append(k)
-    return chosen
 
 
 def token_mask(offsets: Any, spans: Sequence[Span]) -> Trained:

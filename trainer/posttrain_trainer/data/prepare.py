@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from posttrain_trainer.contract.errors import DiskFull, InvalidArguments, InvalidData
 from posttrain_trainer.contract.methods import Method, PretrainMethod
-from posttrain_trainer.contract.rows import RowReport
+from posttrain_trainer.contract.rowreport import RowReport
 from posttrain_trainer.contract.spec import FullTrainingArguments
 from posttrain_trainer.data.cache import Dataset, open_cache, write_cache
 from posttrain_trainer.data.groups import Groups, blocks, pairs
@@ -63,7 +63,7 @@ def prepare_dataset(
         return _grouped(found, args.method, size)
     tokeniser = Tokeniser(tokenizer, args.train_on, max_seq_len, args.over_length, args.method)
     tally = _Tally(source, args, progress)
-    chunks = tally.watch(tokeniser.chunks(row_chunks(source, args.method), _processes(source)))
+    chunks = tally.watch(tokeniser.chunks(row_chunks(source, args.method, args.train_on), _processes(source)))
     try:
         documents = write_cache(folder, chunks if size is None else cut(chunks, size), tally.finish)
     except OSError as error:
@@ -191,6 +191,5 @@ class _Tally:
             said.append(f"{self.rows.num_errors} of {self.rows.rows} rows left out as invalid")
         if self.truncated:
             said.append(f"{self.truncated} samples cut at the length limit")
-        if self.rows.ignored:
-            said.append(f"keys without meaning left out: {', '.join(self.rows.ignored)}")
+        said += [f"{remark.rows} of {self.rows.rows} rows hold {text} (lines {remark.lines})" for text, remark in self.rows.remarks.items()]
         return said

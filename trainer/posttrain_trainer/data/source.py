@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from posttrain_trainer.contract.conversation import Kind, TrainOn
 from posttrain_trainer.contract.errors import InvalidData
 from posttrain_trainer.contract.methods import Method, PretrainMethod
-from posttrain_trainer.contract.rows import Kind, ParsedRow, iter_rows
+from posttrain_trainer.contract.rowreport import ParsedRow
+from posttrain_trainer.contract.rows import iter_rows
 
 CHUNK_ROWS = 256
 """Rows that are tokenised in one call."""
@@ -33,9 +35,12 @@ def fingerprint(path: Path) -> str:
     return content.hexdigest()
 
 
-def row_chunks(path: Path, method: Method, size: int = CHUNK_ROWS) -> Iterator[list[ParsedRow]]:
-    """The rows of a file, which must be of the method's kind, `size` at a time; bad ones carry their error."""
+def row_chunks(path: Path, method: Method, train_on: TrainOn, size: int = CHUNK_ROWS) -> Iterator[list[ParsedRow]]:
+    """The rows of a file, which must be of the method's kind, `size` at a time; bad ones carry their error.
+
+    Bad are also those from which nothing can be learned, by `train_on` and what their turns say themselves.
+    """
     column = method.text_column if isinstance(method, PretrainMethod) and method.text_column != "auto" else None
-    rows = iter_rows(path, kind=KINDS[method.kind], text_column=column)
+    rows = iter_rows(path, kind=KINDS[method.kind], text_column=column, train_on=train_on)
     while chunk := list(islice(rows, size)):
         yield chunk

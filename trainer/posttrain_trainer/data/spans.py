@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from posttrain_trainer.contract.conversation import Conversation
 from posttrain_trainer.contract.messages import RowFault
-from posttrain_trainer.contract.rows import Conversation
 from posttrain_trainer.data.template import ChatTemplate
 
 Span = tuple[int, int]

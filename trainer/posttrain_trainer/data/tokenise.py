@@ -20,11 +20,12 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
+from posttrain_trainer.contract.conversation import TrainOn
 from posttrain_trainer.contract.messages import RowFault
 from posttrain_trainer.contract.methods import Method
-from posttrain_trainer.contract.rows import ParsedRow
+from posttrain_trainer.contract.rowreport import ParsedRow
 from posttrain_trainer.data.encode import Rendered, RowEncoder, row_encoder
-from posttrain_trainer.data.mask import Ids, Trained, TrainOn
+from posttrain_trainer.data.mask import Ids, Trained
 
 
 @dataclass

@@ -70,6 +70,14 @@ def test_validation_reports_each_line(bench):
     assert bench.runtime.services.datasets.validate({"rows": [GOOD]})["valid"]
 
 
+def test_validation_asks_what_is_trained_on(bench):
+    asked = {"rows": [{"messages": GOOD["messages"][:1]}]}
+    report = bench.runtime.services.datasets.validate(asked)
+    assert (report["valid"], report["errors"][0]["line"]) == (False, 1)
+    assert "no turn of the assistant" in report["errors"][0]["message"]
+    assert bench.runtime.services.datasets.validate(asked, train_on="all")["valid"]
+
+
 @pytest.mark.parametrize(
     ("dataset", "options", "param"),
     [

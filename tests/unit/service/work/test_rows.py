@@ -53,7 +53,23 @@ def test_a_set_without_any_good_row_is_refused_even_with_skip(tmp_path, lines):
 def test_a_key_without_meaning_is_a_warning():
     report = rows.Checker(10**6).report(rows.inline([GOOD | {"source": "web"}], 10), SftMethod())
     (warning,) = rows.refuse_bad_rows(report, "dataset", skip=False, max_invalid_rows=0)
-    assert "'source'" in warning
+    assert warning == "dataset: 1 rows hold the key 'source', which means nothing in their format and is left out (line 1)"
+
+
+def test_what_is_odd_about_rows_is_told_with_its_lines(tmp_path):
+    odd = {"messages": [*GOOD["messages"], {"role": "tool", "content": "3"}, GOOD["messages"][1]]}
+    report = rows.Checker(10**6).report(source(tmp_path, [GOOD, odd, GOOD, *[odd] * 6]), SftMethod())
+    (warning,) = rows.refuse_bad_rows(report, "dataset", skip=False, max_invalid_rows=0)
+    assert warning == "dataset: 7 rows hold a tool result that no tool call precedes (lines 2, 4, 5, 6, 7, ...)"
+    (shown,) = rows.report_json(report)["warnings"]
+    assert shown == {"message": "rows hold a tool result that no tool call precedes", "rows": 7, "lines": [2, 4, 5, 6, 7, 8, 9]}
+
+
+def test_what_a_row_teaches_is_judged_anew_for_another_train_on(tmp_path):
+    checker = rows.Checker(10**6)
+    asked = source(tmp_path, [GOOD, {"messages": GOOD["messages"][:1]}])
+    found = [checker.report(asked, SftMethod(), train_on).num_errors for train_on in ("assistant", "all", "assistant", "last_assistant")]
+    assert found == [1, 0, 1, 1]
 
 
 def test_rows_of_another_kind_are_refused():

@@ -171,3 +171,17 @@ def test_checkpoints_that_may_not_fit_are_a_warning(bench, create, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10**7))
     assert any("checkpoints may need about 12,000,000 bytes" in w for w in create()[0].job.warnings)
     assert create(adapter={"kind": "lora"})[0].job.warnings == []
+
+
+def test_rows_that_teach_nothing_are_refused_or_skipped(bench, create):
+    mute = {"messages": [GOOD["messages"][0], {**GOOD["messages"][1], "weight": 0}]}
+    with pytest.raises(InvalidRequest, match="line 2: every turn is left out") as caught:
+        create(dataset={"rows": [GOOD, mute]})
+    assert (caught.value.code, [error["line"] for error in caught.value.errors]) == ("invalid_data", [2])
+    with pytest.raises(InvalidRequest, match="2 of 2 rows cannot be used"):
+        create(dataset={"rows": [mute, mute]}, training={"invalid_rows": "skip"})
+    assert nothing_is_left(bench)
+    job = create(dataset={"rows": [GOOD, mute]}, training={"invalid_rows": "skip"})[0].job
+    assert "1 of 2 rows are bad and left out; the first is line 2: every turn is left out" in job.warnings[0]
+    assert job.spec["dataset"]["report"]["num_errors"] == 1
+    assert create(dataset={"rows": [mute, GOOD]}, training={"train_on": "all"})[0].job.warnings == []

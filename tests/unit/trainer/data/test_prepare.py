@@ -97,15 +97,18 @@ def test_a_set_of_prompts_longer_than_the_limit_is_refused(run, over_length, rea
     assert caught.value.details["dropped"] == {reason: 8}
 
 
-def test_rows_without_an_answer_are_counted_and_named(run):
+def test_rows_without_an_answer_are_bad_rows_unless_their_turns_are_trained_on(run):
     only_asked = {"messages": [{"role": "user", "content": "alpha"}]}
-    dataset = run([*ROWS[:2], only_asked, chat("a", "b", id=7)])
-    assert dataset.report["dropped"] == {"nothing_to_learn": 1}
-    assert dataset.report["dropped_lines"] == {"nothing_to_learn": [3]}
+    rows = [*ROWS[:2], only_asked, chat("a", "b", id=7)]
+    with pytest.raises(InvalidData, match=r"1 bad row in the 4 .*line 3: has no turn of the assistant"):
+        run(rows)
+    dataset = run(rows, invalid_rows="skip")
+    assert (len(dataset), dataset.report["invalid"], dataset.report["dropped"]) == (3, 1, {})
     assert dataset.report["ignored"] == {"id": 1}
-    assert len(dataset.report["warnings"]) == 2
-    with pytest.raises(InvalidData, match="check roles and train_on"):
-        run([only_asked])
+    assert dataset.report["warnings"] == [
+        "1 of 4 rows left out as invalid",
+        "1 of 4 rows hold the key 'id', which means nothing in their format and is left out (lines [4])",
+    ]
     assert len(run([only_asked], train_on="all")) == 1
 
 
