@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Self
 
 from sqlalchemy import Connection, Select, delete, func, select, tuple_
 from sqlalchemy.exc import IntegrityError
@@ -26,6 +27,13 @@ class FileRows:
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
+        self._owner: str | None = None
+
+    def seen_by(self, owner: str | None) -> Self:
+        """The same table as one owner sees it in `get` and `page`; None = whole."""
+        view = copy.copy(self)
+        view._owner = owner
+        return view
 
     def insert(self, file: UploadedFile, *, idempotency: IdempotencyKey | None = None) -> tuple[UploadedFile, bool]:
         """Store a file's row, or find the file that the same request already made.
@@ -87,7 +95,7 @@ class FileRows:
         key = (files.c.created_at, files.c.id)
         with self._database.read() as connection:
             if after is not None:
-                here, there = tuple_(*key), tuple_(*_position(connection, after))
+                here, there = tuple_(*key), tuple_(*self._position(connection, after))
                 query = query.where(here < there if newest_first else here > there)
             order = [column.desc() if newest_first else column for column in key]
             rows = connection.execute(query.order_by(*order).limit(limit + 1)).mappings().all()
@@ -140,16 +148,20 @@ class FileRows:
             return {str(owner): int(size) for owner, size in connection.execute(query)}
 
     def _there(self) -> Select[Any]:
-        return select(files).where(files.c.expires_at.is_(None) | (files.c.expires_at > self._clock.now()))
+        there = files.c.expires_at.is_(None) | (files.c.expires_at > self._clock.now())
+        return self._own(select(files).where(there))
+
+    def _own(self, query: Select[Any]) -> Select[Any]:
+        return query if self._owner is None else query.where(files.c.owner == self._owner)
+
+    def _position(self, connection: Connection, file_id: str) -> tuple[float, str]:
+        query = self._own(select(files.c.created_at, files.c.id).where(files.c.id == file_id))
+        row = connection.execute(query).first()
+        if row is None:
+            raise InvalidRequest(f"after names no file: {file_id[:80]!r}", code="invalid_cursor", param="after")
+        return float(row[0]), str(row[1])
 
 
 def _users(file_id: str) -> Select[tuple[str]]:
     query = select(jobs.c.job_uuid).join(job_files, job_files.c.run_id == jobs.c.run_id)
     return query.where(job_files.c.file_id == file_id, jobs.c.state.not_in([state.value for state in TERMINAL]))
-
-
-def _position(connection: Connection, file_id: str) -> tuple[float, str]:
-    row = connection.execute(select(files.c.created_at, files.c.id).where(files.c.id == file_id)).first()
-    if row is None:
-        raise InvalidRequest(f"after names no file: {file_id[:80]!r}", code="invalid_cursor", param="after")
-    return float(row[0]), str(row[1])

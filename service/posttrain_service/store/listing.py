@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 from sqlalchemy import Connection, Select, func, select, tuple_
 
@@ -23,14 +25,21 @@ class JobLists:
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
+        self._owner: str | None = None
+
+    def seen_by(self, owner: str | None) -> Self:
+        """The same table as one owner sees it in `get`, `get_run`, `page` and `count_by_state`; None = whole."""
+        view = copy.copy(self)
+        view._owner = owner
+        return view
 
     def get(self, job_uuid: str) -> Job | None:
         """The job that clients know by this id."""
-        return self._one(select(jobs).where(jobs.c.job_uuid == job_uuid, jobs.c.condemned_at.is_(None)))
+        return self._one(self._own(select(jobs).where(jobs.c.job_uuid == job_uuid, jobs.c.condemned_at.is_(None))))
 
     def get_run(self, run_id: str) -> Job | None:
         """The job whose folder has this name."""
-        return self._one(select(jobs).where(jobs.c.run_id == run_id, jobs.c.condemned_at.is_(None)))
+        return self._one(self._own(select(jobs).where(jobs.c.run_id == run_id, jobs.c.condemned_at.is_(None))))
 
     def exists(self, run_id: str) -> bool:
         """Whether there is a row for this folder, condemned or not."""
@@ -65,10 +74,11 @@ class JobLists:
         cursor = after if after is not None else before
         states: Sequence[JobState | None] = sorted(set(status)) or [None]
         with self._database.read() as connection:
-            position = None if cursor is None else _position(connection, cursor, "before" if after is None else "after")
+            param = "before" if after is None else "after"
+            position = None if cursor is None else self._position(connection, cursor, param)
             found: list[Job] = []
             for state in states:  # one indexed query for each state, merged: no state makes the others slow
-                query = page_query(position, before is not None, limit, state, owner, metadata)
+                query = self._own(page_query(position, before is not None, limit, state, owner, metadata))
                 found += [to_job(row) for row in connection.execute(query).mappings()]
         found.sort(key=lambda job: (job.created_at, job.run_id), reverse=before is None)
         data = found[:limit]
@@ -111,7 +121,7 @@ class JobLists:
 
     def count_by_state(self) -> dict[JobState, int]:
         """Number of jobs in each state."""
-        query = select(jobs.c.state, func.count()).where(jobs.c.condemned_at.is_(None)).group_by(jobs.c.state)
+        query = self._own(select(jobs.c.state, func.count()).where(jobs.c.condemned_at.is_(None))).group_by(jobs.c.state)
         with self._database.read() as connection:
             counts = {str(state): int(count) for state, count in connection.execute(query)}
         return {state: counts.get(state.value, 0) for state in JobState}
@@ -134,6 +144,16 @@ class JobLists:
         with self._database.read() as connection:
             row = connection.execute(query).mappings().first()
         return None if row is None else to_job(row)
+
+    def _own(self, query: Select[Any]) -> Select[Any]:
+        return query if self._owner is None else query.where(jobs.c.owner == self._owner)
+
+    def _position(self, connection: Connection, job_uuid: str, param: str) -> tuple[float, str]:
+        query = self._own(select(jobs.c.created_at, jobs.c.run_id).where(jobs.c.job_uuid == job_uuid))
+        row = connection.execute(query).first()
+        if row is None:
+            raise InvalidRequest(f"{param} names no job: {job_uuid[:140]!r}", code="invalid_cursor", param=param)
+        return float(row[0]), str(row[1])
 
     def _many(self, query: Jobs) -> list[Job]:
         with self._database.read() as connection:
@@ -177,9 +197,3 @@ def page_query(
     order = (created_at, run_id) if backwards else (created_at.desc(), run_id.desc())
     return query.order_by(*order).limit(limit + 1)
 
-
-def _position(connection: Connection, job_uuid: str, param: str) -> tuple[float, str]:
-    row = connection.execute(select(jobs.c.created_at, jobs.c.run_id).where(jobs.c.job_uuid == job_uuid)).first()
-    if row is None:
-        raise InvalidRequest(f"{param} names no job: {job_uuid[:140]!r}", code="invalid_cursor", param=param)
-    return float(row[0]), str(row[1])

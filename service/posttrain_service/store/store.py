@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from sqlalchemy import Engine, text
 
 from posttrain_service.clock import Clock, SystemClock
@@ -10,6 +12,7 @@ from posttrain_service.store.events import EventRows
 from posttrain_service.store.files import FileRows
 from posttrain_service.store.idempotency import IdempotencyRows
 from posttrain_service.store.jobs import JobRows
+from posttrain_service.store.keys import KeyRows
 from posttrain_service.store.leases import LeaseRows
 from posttrain_service.store.slots import SlotRows
 from posttrain_service.store.webhooks import WebhookRows
@@ -36,6 +39,16 @@ class Store:
         self.leases = LeaseRows(self.database, clock)
         self.idempotency = IdempotencyRows(self.database, clock)
         self.webhooks = WebhookRows(self.database, clock)
+        self.keys = KeyRows(self.database, clock)
+
+    def seen_by(self, owner: str | None) -> Store:
+        """The same store as it is for one owner: other owners' jobs and files are not there. None = everybody's are.
+
+        What the loops work on (queues, live jobs, what has expired) is the same for all.
+        """
+        view = copy.copy(self)
+        view.jobs, view.files = self.jobs.seen_by(owner), self.files.seen_by(owner)
+        return view
 
     def check_writable(self) -> None:
         """Take and give back the right to write, for health checks.

@@ -158,6 +158,18 @@ files = Table(
     Index(None, "expires_at"),
 )
 
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", String(16), primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("scope", String(16), nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("label", Text),
+    Column("revoked_at", Double),
+)
+
 idempotency = Table(
     "idempotency",
     metadata,
