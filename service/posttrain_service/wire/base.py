@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from posttrain_trainer.contract.base import Model
 
 JOB_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 """Form of a client-chosen job id."""
@@ -16,8 +18,8 @@ Name = Annotated[str, Field(min_length=1, max_length=300, pattern=NAME)]
 """A name without control characters."""
 
 
-class Wire(BaseModel):
-    """Base of request models: frozen, and an unknown field is an error, so that nothing is silently ignored."""
+class Wire(Model):
+    """Base of request models: frozen, and an unknown field is an error, so that nothing is silently ignored; true is no number."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), validate_default=True

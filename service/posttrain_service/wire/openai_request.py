@@ -18,6 +18,7 @@ from posttrain_service.wire.base import JOB_ID, Name
 from posttrain_service.wire.errors import field_errors, summary
 from posttrain_service.wire.jobs import CheckpointRules, JobRequest, LoraAdapter, Resources, Retention, Retry
 from posttrain_service.wire.knobs import TorchrunKnobs, TrainingKnobs
+from posttrain_trainer.contract.base import Model
 from posttrain_trainer.contract.loggers import Logger
 
 Auto = Literal["auto"]
@@ -34,7 +35,7 @@ _OWN = (
 )  # fmt: skip
 
 
-class Lenient(BaseModel):
+class Lenient(Model):
     """Base: frozen, and unknown fields are kept aside for a warning."""
 
     model_config = ConfigDict(

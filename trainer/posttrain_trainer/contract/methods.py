@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import ConfigDict, Field, FiniteFloat, model_validator
+
+from posttrain_trainer.contract.base import Disagreement, Model
 
 
-class Arguments(BaseModel):
+class Arguments(Model):
     """Base of all arguments."""
 
     model_config = ConfigDict(
@@ -41,9 +43,9 @@ class DpoMethod(Arguments):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if self.label_smoothing and self.loss_type != "sigmoid":
-            raise ValueError(f"method.label_smoothing has no effect with loss_type {self.loss_type!r}; use sigmoid, or 0")
+            raise Disagreement("{label_smoothing} has no effect with {loss_type} {loss}; use sigmoid, or 0", loss=repr(self.loss_type))
         if self.reference_free and not self.precompute_reference:
-            raise ValueError("method.reference_free has no reference to compute; leave precompute_reference out")
+            raise Disagreement("{reference_free} has no reference to compute; leave {precompute_reference} out")
         return self
 
 
