@@ -24,6 +24,7 @@ from posttrain_service.api import (
     post_training,
     uploads,
 )
+from posttrain_service.api.auth import Gate
 from posttrain_service.api.edge import Edge
 from posttrain_service.errors import InvalidSettings
 from posttrain_service.settings import Settings
@@ -65,7 +66,7 @@ def create_app(settings: Settings | None = None, *, build: Callable[[Settings], 
         build: Makes what the lifespan starts; tests hand in another one.
 
     Raises:
-        InvalidSettings: The service would be reachable from other machines without keys.
+        InvalidSettings: The service would be reachable from other machines, and there are no keys.
     """
     told = Settings() if settings is None else settings
     check_reach(told)
@@ -95,20 +96,22 @@ def create_app(settings: Settings | None = None, *, build: Callable[[Settings], 
     errors.install(app)
     for router in _ROUTERS:
         app.include_router(router)
+    app.add_middleware(Gate, services=lambda: app.state.services)
     app.add_middleware(Edge, loopback=told.is_loopback)
     return app
 
 
 def check_reach(settings: Settings) -> None:
-    """Refuse an address that other machines can reach: there is no authentication that would stop them.
+    """Refuse an address that other machines can reach as long as there is no key that would tell them apart.
 
     Raises:
-        InvalidSettings: `host` is not a loopback address.
+        InvalidSettings: `host` is not a loopback address, and no key is good.
     """
-    if not settings.is_loopback:
+    if not settings.is_loopback and not compose.has_keys(settings):
         raise InvalidSettings(
-            f"host {settings.host!r} can be reached from other machines, and no API keys are configured: whoever reaches "
-            "the service can run training on it. Listen on 127.0.0.1, and put an SSH tunnel or an authenticating proxy in front"
+            f"host {settings.host!r} can be reached from other machines, and there are no API keys: whoever reaches the "
+            "service could run training on it. Make a key first, by `posttrain keys create --owner NAME`, with the same "
+            "storage directory or database; or listen on 127.0.0.1"
         )
 
 

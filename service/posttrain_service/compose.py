@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, inspect, make_url
 
 from posttrain_service.clock import Clock, SystemClock
+from posttrain_service.domain.keys import DEFAULT_OWNER, Caller
 from posttrain_service.errors import Conflict, InvalidSettings, StoreMismatch
 from posttrain_service.launch.backend import LaunchBackend
 from posttrain_service.launch.registry import backend as make_backend
@@ -21,6 +23,7 @@ from posttrain_service.store.engine import make_engine
 from posttrain_service.store.store import Store
 from posttrain_service.store.upgrade import is_current, upgrade
 from posttrain_service.work import inventory
+from posttrain_service.work.access import Access
 from posttrain_service.work.datasets import Datasets
 from posttrain_service.work.dryrun import DryRun
 from posttrain_service.work.health import Health
@@ -30,6 +33,7 @@ from posttrain_service.work.leader import Leader
 from posttrain_service.work.loops import Loop
 from posttrain_service.work.made import Models
 from posttrain_service.work.parts import Parts
+from posttrain_service.work.quota import Quota
 from posttrain_service.work.result_files import ResultFiles
 from posttrain_service.work.rows import Checker
 from posttrain_service.work.scheduler import Scheduler
@@ -39,6 +43,7 @@ from posttrain_service.work.submit import Submitter
 from posttrain_service.work.supervisor import Supervisor
 from posttrain_service.work.sweeper import Sweeper
 from posttrain_service.work.uploads import Uploads
+from posttrain_service.work.usage import Usage
 from posttrain_service.work.validator import Validator
 from posttrain_service.work.verbs import Verbs
 from posttrain_service.work.webhooks import Webhooks
@@ -144,16 +149,13 @@ def _assemble(
     blobs = Blobs(
         settings.files_dir, max_bytes=settings.max_upload_bytes, reserve_bytes=settings.disk_reserve_bytes
     )
-    checker = Checker(settings.max_upload_bytes)
-    models = Models(settings, store)
-    submitter = Submitter(settings, store, clock, hints, checker, slots, models)
+    shared = _Shared(settings, store, clock, hints, leader, backend, tuple(slots), blobs, Quota(settings, store))
     verbs = Verbs(settings, store, clock, hints)
     sweeper = Sweeper(settings, store, clock, blobs, leader)
     scheduler = Scheduler(settings, store, backend, clock, hints, leader, slots)
-    result_files = ResultFiles(settings, store, clock, blobs)
-    validator = Validator(settings, store, clock, hints, leader, submitter, checker)
-    supervisor = Supervisor(settings, store, backend, clock, hints, leader, result_files)
+    supervisor = Supervisor(settings, store, backend, clock, hints, leader, shared.results)
     webhooks = Webhooks(settings, store, clock, leader)
+    validator = shared.validator(store, shared.submitter(store))
     loops = (
         Loop("supervisor", supervisor.round, hints.supervisor, settings.supervise_interval_s),
         Loop(SCHEDULER, scheduler.round, hints.scheduler, settings.supervise_interval_s),
@@ -161,18 +163,94 @@ def _assemble(
         Loop("webhooks", webhooks.round, hints.webhooks, settings.supervise_interval_s),
         Loop("validator", validator.round, hints.validator, settings.supervise_interval_s),
     )
-    uploads = Uploads(settings, store, clock, blobs)
-    services = Services(
-        jobs=Jobs(settings, store, submitter, verbs, DryRun(settings, submitter, backend, slots), validator, result_files),
-        files=uploads,
-        datasets=Datasets(settings, submitter, checker),
-        models=models,
-        streams=Streams(settings, store),
-        health=Health(settings, store, partial(is_current, engine), loops, slots),
-        settings=settings,
-        parts=Parts(settings, clock, uploads),
-    )
+    health = Health(settings, store, partial(is_current, engine), loops, slots)
+    services = _views(shared, health)(_EVERYBODY)
     return Runtime(settings, services, store, loops, sweeper, hints, leader, verbs)
+
+
+_EVERYBODY = Caller(DEFAULT_OWNER, "admin")
+"""Who calls a server without keys."""
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What the use cases of all callers share."""
+
+    settings: Settings
+    store: Store
+    clock: Clock
+    hints: Hints
+    leader: Leader
+    backend: LaunchBackend
+    slots: tuple[str, ...]
+    blobs: Blobs
+    quota: Quota
+
+    @cached_property
+    def checker(self) -> Checker:
+        return Checker(self.settings.max_upload_bytes)
+
+    @cached_property
+    def results(self) -> ResultFiles:
+        return ResultFiles(self.settings, self.store, self.clock, self.blobs)
+
+    @cached_property
+    def streams(self) -> Streams:
+        return Streams(self.settings, self.store)
+
+    @cached_property
+    def usage(self) -> Usage:
+        return Usage()
+
+    def submitter(self, store: Store) -> Submitter:
+        models = Models(self.settings, store)
+        return Submitter(self.settings, store, self.clock, self.hints, self.checker, self.slots, models, self.quota)
+
+    def validator(self, store: Store, submitter: Submitter) -> Validator:
+        return Validator(self.settings, store, self.clock, self.hints, self.leader, submitter, self.checker)
+
+
+def _views(shared: _Shared, health: Health) -> Callable[[Caller], Services]:
+    """Makes the use cases for a caller: all of them over the store as that caller sees it."""
+    settings, clock = shared.settings, shared.clock
+
+    def make(caller: Caller) -> Services:
+        store = shared.store.seen_by(caller.sees)
+        submitter = shared.submitter(store)
+        dry_run = DryRun(settings, submitter, shared.backend, shared.slots)
+        uploads = Uploads(settings, store, clock, shared.blobs, shared.quota, caller.owner)
+        return Services(
+            jobs=Jobs(
+                settings, store, submitter, Verbs(settings, store, clock, shared.hints), dry_run,
+                shared.validator(store, submitter), shared.results, shared.usage, caller.owner,
+            ),
+            files=uploads,
+            datasets=Datasets(settings, submitter, shared.checker),
+            models=submitter.models,
+            streams=shared.streams.seen_by(store),
+            health=health.seen_by(store),
+            settings=settings,
+            parts=Parts(settings, clock, uploads, caller.sees),
+            access=access,
+        )  # fmt: skip
+
+    view = lru_cache(maxsize=256)(make)
+    access = Access(shared.store, not settings.is_loopback, view)
+    return view
+
+
+def has_keys(settings: Settings) -> bool:
+    """Whether somebody could call this server with a key. Makes nothing: a database that isn't there has none."""
+    url = make_url(settings.effective_database_url)
+    if url.get_backend_name() == "sqlite" and not Path(url.database or "").is_file():
+        return False
+    engine = make_engine(settings.effective_database_url, busy_timeout_s=settings.database_busy_timeout_s)
+    try:
+        if not inspect(engine).has_table("api_keys"):
+            return False
+        return any(key.revoked_at is None for key in Store(engine).keys.all())
+    finally:
+        engine.dispose()
 
 
 def _make_folders(settings: Settings) -> None:

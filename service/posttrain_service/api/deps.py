@@ -27,11 +27,11 @@ _MEDIA: dict[str, Format] = {
 
 
 def _services(request: Request) -> Services:
-    return cast(Services, request.app.state.services)
+    return cast(Services, request.state.services)  # as the gate found them to be for this caller
 
 
 Use = Annotated[Services, Depends(_services)]
-"""The use cases of the running service."""
+"""The use cases of the running service, as they are for the caller."""
 
 
 def _idempotency_key(

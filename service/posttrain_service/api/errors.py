@@ -47,9 +47,11 @@ def status_of(error: errors.ServiceError) -> int:
     return 500
 
 
-def _service_error(request: Request, error: Exception) -> Answer:
-    assert isinstance(error, errors.ServiceError)
+def service_error_answer(error: errors.ServiceError) -> Answer:
+    """The answer to an error of the service."""
     headers = {}
+    if isinstance(error, errors.Unauthorized):
+        headers["www-authenticate"] = 'Bearer realm="posttrain"'
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     return error_answer(
@@ -63,6 +65,11 @@ def _service_error(request: Request, error: Exception) -> Answer:
     )
 
 
+def _service_error(request: Request, error: Exception) -> Answer:
+    assert isinstance(error, errors.ServiceError)
+    return service_error_answer(error)
+
+
 def _validation_error(request: Request, error: Exception) -> Answer:
     assert isinstance(error, RequestValidationError)
     found = error.errors()
@@ -70,7 +77,7 @@ def _validation_error(request: Request, error: Exception) -> Answer:
         if item.get("type") == "json_invalid":
             reason = item.get("ctx", {}).get("error", "invalid JSON")
             return error_answer(400, f"the body is not JSON: {reason}", code="invalid_json")
-    faults = field_errors(found)
+    faults = field_errors(found, error.body)
     return error_answer(422, summary(faults), code="invalid_request", param=faults[0]["loc"] or None, errors=faults)
 
 

@@ -10,7 +10,7 @@ import typer
 
 from posttrain_service import __version__
 from posttrain_service.app import openapi_yaml
-from posttrain_service.cli import config, data, db, jobs, serve
+from posttrain_service.cli import config, data, db, jobs, keys, serve
 from posttrain_service.cli.common import DEFAULT_SERVER, KeyOption, ServerOption, connected, show_json
 from posttrain_service.cli.demo import demo
 from posttrain_service.cli.doctor import doctor
@@ -28,6 +28,7 @@ app = typer.Typer(
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(data.app, name="data")
 app.add_typer(db.app, name="db")
+app.add_typer(keys.app, name="keys")
 app.command("serve")(serve.serve)
 app.add_typer(config.app, name="config")
 app.command("train")(train)

@@ -46,6 +46,8 @@ class Store:
 
         What the loops work on (queues, live jobs, what has expired) is the same for all.
         """
+        if owner is None:
+            return self
         view = copy.copy(self)
         view.jobs, view.files = self.jobs.seen_by(owner), self.files.seen_by(owner)
         return view

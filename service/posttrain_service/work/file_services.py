@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class FileService(Protocol):
-    """Uploaded files. An unknown or expired id is NotFound."""
+    """Uploaded files. An unknown or expired id is NotFound, and so is another owner's. `owner`: None = the caller."""
 
     def create(
         self,
@@ -21,7 +21,7 @@ class FileService(Protocol):
         *,
         filename: str,
         purpose: str,
-        owner: str = "default",
+        owner: str | None = None,
         expires_after_s: int | None = None,
         idempotency_key: str | None = None,
     ) -> UploadedFile:
@@ -54,7 +54,7 @@ class FileService(Protocol):
 
 
 class PartService(Protocol):
-    """Files handed in by parts. An unknown id is NotFound; an upload that isn't pending any more is a Conflict."""
+    """Files handed in by parts. An unknown id or another owner's is NotFound; an upload that isn't pending any more is a Conflict."""
 
     def create(
         self,
@@ -63,7 +63,7 @@ class PartService(Protocol):
         filename: str,
         purpose: str,
         mime_type: str,
-        owner: str = "default",
+        owner: str | None = None,
         expires_after_s: int | None = None,
     ) -> PartedUpload:
         """Begin an upload of a file of that size."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import platform
 import shutil
 import threading
@@ -45,6 +46,12 @@ class Health:
         self._slots = tuple(slots)
         self._trainer: dict[str, Any] | None = None
         self._lock = threading.Lock()
+
+    def seen_by(self, store: Store) -> Health:
+        """The same with the jobs that another view of the store has."""
+        view = copy.copy(self)
+        view._store = store
+        return view
 
     def live(self) -> dict[str, Any]:
         """See `HealthService.live`."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain_service.domain.job import Job
+from posttrain_service.domain.keys import DEFAULT_OWNER
 from posttrain_service.domain.lifecycle import JobState, is_live
 from posttrain_service.domain.queueing import positions
 from posttrain_service.errors import Conflict, InvalidRequest, NotFound
@@ -46,26 +47,28 @@ class Jobs:
     validator: Validator
     results: ResultFiles
     usage: Usage = field(default_factory=Usage)
+    owner: str = DEFAULT_OWNER
+    """Whose jobs are made here."""
 
     def create(
-        self, request: JobRequest, *, idempotency_key: str | None = None, owner: str = "default"
+        self, request: JobRequest, *, idempotency_key: str | None = None, owner: str | None = None
     ) -> tuple[JobView, bool]:
         """See `JobService.create`."""
-        job, new = self.submitter.create(request, idempotency_key=idempotency_key, owner=owner)
+        job, new = self.submitter.create(request, idempotency_key=idempotency_key, owner=owner or self.owner)
         return self._view(job, self._positions()), new
 
     def accept(
-        self, asked: Asked, *, idempotency_key: str | None = None, owner: str = "default"
+        self, asked: Asked, *, idempotency_key: str | None = None, owner: str | None = None
     ) -> tuple[JobView, bool]:
         """See `JobService.accept`."""
-        job, new = self.validator.accept(asked, idempotency_key=idempotency_key, owner=owner)
+        job, new = self.validator.accept(asked, idempotency_key=idempotency_key, owner=owner or self.owner)
         return JobView(job) if new else self.get(job.job_uuid), new  # a stored job is answered for without further reading
 
     def result_files(self, jobs: Sequence[Job]) -> dict[str, list[str]]:
         """See `JobService.result_files`."""
         return self.results.of(jobs)
 
-    def plan(self, request: JobRequest, *, owner: str = "default") -> dict[str, Any]:
+    def plan(self, request: JobRequest) -> dict[str, Any]:
         """See `JobService.plan`."""
         return self.dry_run.plan(request)
 

@@ -38,9 +38,11 @@ class Parts:
     settings: Settings
     clock: Clock
     files: Uploads
+    sees: str | None = None
+    """The owner whose uploads are there; None = everybody's."""
 
     def create(
-        self, *, size_bytes: int, filename: str, purpose: str, mime_type: str, owner: str = "default",
+        self, *, size_bytes: int, filename: str, purpose: str, mime_type: str, owner: str | None = None,
         expires_after_s: int | None = None,
     ) -> PartedUpload:  # fmt: skip
         """See `PartService.create`."""
@@ -55,7 +57,7 @@ class Parts:
             )
         name = check_filename(filename)
         upload = PartedUpload(
-            new_upload_id(), owner, size_bytes, name, purpose, mime_type, now, expires_after_s=expires_after_s
+            new_upload_id(), owner or self.files.owner, size_bytes, name, purpose, mime_type, now, expires_after_s=expires_after_s
         )
         self._folder(upload.id).mkdir(parents=True)
         self._write(upload)
@@ -122,7 +124,7 @@ class Parts:
 
     def _read(self, upload_id: str) -> PartedUpload:
         record = read_json(self._folder(upload_id) / _RECORD) if is_upload_id(upload_id) else None
-        if record is None:
+        if record is None or self.sees not in (None, record["owner"]):
             raise NotFound(f"there is no upload {upload_id[:140]!r}", code="upload_not_found", param="upload_id")
         return PartedUpload(**record)
 

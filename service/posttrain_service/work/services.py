@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from posttrain_service.settings import Settings
     from posttrain_service.wire.jobs import JobRequest
     from posttrain_service.wire.openai_request import Asked
+    from posttrain_service.work.access import Access
     from posttrain_service.work.file_services import FileService, PartService
     from posttrain_trainer.contract.conversation import TrainOn
 
@@ -102,10 +103,10 @@ class StreamItem:
 
 
 class JobService(Protocol):
-    """Jobs. An unknown job_uuid is NotFound everywhere."""
+    """Jobs. An unknown job_uuid is NotFound everywhere, and so is another owner's. `owner`: None = the caller."""
 
     def create(
-        self, request: JobRequest, *, idempotency_key: str | None = None, owner: str = "default"
+        self, request: JobRequest, *, idempotency_key: str | None = None, owner: str | None = None
     ) -> tuple[JobView, bool]:
         """Check the request and queue it; False when the same request had already made the job.
 
@@ -116,7 +117,7 @@ class JobService(Protocol):
         ...
 
     def accept(
-        self, asked: Asked, *, idempotency_key: str | None = None, owner: str = "default"
+        self, asked: Asked, *, idempotency_key: str | None = None, owner: str | None = None
     ) -> tuple[JobView, bool]:
         """Store the job with its rows still to be checked; they are, before it is launched, and may end it.
 
@@ -130,7 +131,7 @@ class JobService(Protocol):
         """run_id -> ids of the files with the job's results."""
         ...
 
-    def plan(self, request: JobRequest, *, owner: str = "default") -> dict[str, Any]:
+    def plan(self, request: JobRequest) -> dict[str, Any]:
         """Dry run: what `create` would start, with nothing stored.
 
         Keys: spec, argv, env, devices, dataset, memory, steps, tokens, warnings.
@@ -316,7 +317,7 @@ class HealthService(Protocol):
 
 @dataclass(frozen=True)
 class Services:
-    """All use cases of one running service."""
+    """All use cases of one running service, as they are for one caller."""
 
     jobs: JobService
     files: FileService
@@ -326,5 +327,6 @@ class Services:
     health: HealthService
     settings: Settings
     parts: PartService
+    access: Access
 
 

@@ -7,6 +7,7 @@ Whether the job has ended is always asked before the last look at a file, so not
 from __future__ import annotations
 
 import asyncio
+import copy
 import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -54,6 +55,12 @@ class Streams:
         self._store = store
         self._sleep = sleep
         self._closing = threading.Event()
+
+    def seen_by(self, store: Store) -> Streams:
+        """The same over another view of the store; `close` ends the streams of both."""
+        view = copy.copy(self)
+        view._store = store
+        return view
 
     def close(self) -> None:
         """See `StreamService.close`."""

@@ -64,6 +64,7 @@ class Submitter:
         checker: Checks rows.
         slots: Names of all devices of this host.
         models: Finds models.
+        quota: What uploads and runs may take up.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Submitter:
         checker: rows.Checker,
         slots: Sequence[str],
         models: Models,
+        quota: Quota,
     ) -> None:
         self.settings = settings
         self.models = models
@@ -83,7 +85,7 @@ class Submitter:
         self._clock = clock
         self._hints = hints
         self._checker = checker
-        self._quota = Quota(settings, store)
+        self._quota = quota
 
     def create(self, request: JobRequest, *, idempotency_key: str | None, owner: str) -> tuple[Job, bool]:
         """Queue the job, or find the one that the same request already made; see `JobService.create`."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
 from posttrain_service.clock import Clock
 from posttrain_service.domain.files import UploadedFile, check_filename, check_purpose, expiry
+from posttrain_service.domain.keys import DEFAULT_OWNER
 from posttrain_service.errors import InvalidRequest, NotFound, QuotaExceeded
 from posttrain_service.ids import is_file_id, new_file_id
 from posttrain_service.runs.blobs import Blobs
@@ -32,11 +32,10 @@ class Uploads:
     store: Store
     clock: Clock
     blobs: Blobs
-
-    @cached_property
-    def quota(self) -> Quota:
-        """What uploads and runs may take up."""
-        return Quota(self.settings, self.store)
+    quota: Quota
+    """What uploads and runs may take up."""
+    owner: str = DEFAULT_OWNER
+    """Whose files are made here."""
 
     def create(
         self,
@@ -44,11 +43,12 @@ class Uploads:
         *,
         filename: str,
         purpose: str,
-        owner: str = "default",
+        owner: str | None = None,
         expires_after_s: int | None = None,
         idempotency_key: str | None = None,
     ) -> UploadedFile:
         """See `FileService.create`."""
+        owner = owner or self.owner
         name = check_filename(filename)
         check_purpose(purpose)
         now = self.clock.now()

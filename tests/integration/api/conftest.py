@@ -263,6 +263,11 @@ class FakeStreams:
         self.closed.set()
 
 
+class FakeAccess:
+    def caller(self, sent):
+        return None
+
+
 class FakeHealth:
     good = True
 
@@ -294,8 +299,9 @@ class FakeRuntime:
 
 def fake_runtime(folder: Path, settings: Settings) -> FakeRuntime:
     jobs = FakeJobs(folder)
+    files, access = FakeFiles(folder, settings), FakeAccess()
     return FakeRuntime(
-        Services(jobs, FakeFiles(folder, settings), FakeDatasets(), FakeModels(), FakeStreams(jobs), FakeHealth(), settings, None)
+        Services(jobs, files, FakeDatasets(), FakeModels(), FakeStreams(jobs), FakeHealth(), settings, None, access)
     )
 
 
