@@ -9,9 +9,10 @@ from starlette.responses import Response
 
 from posttrain_service.api.answers import Answer
 from posttrain_service.api.deps import IdempotencyKey, Use, json_body, only
+from posttrain_service.api.strict_json import StrictRoute
 from posttrain_service.wire.datasets import DatasetReport, ValidateRequest
 
-router = APIRouter(prefix="/post_training/datasets", tags=["datasets"])
+router = APIRouter(prefix="/post_training/datasets", tags=["datasets"], route_class=StrictRoute)
 
 
 @router.post("/validate", responses={200: {"model": DatasetReport}}, dependencies=[Depends(json_body), only()])

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from posttrain_service.api.answers import Answer
 from posttrain_service.api.deps import METADATA, IdempotencyKey, Use, json_body, metadata_filter, only
+from posttrain_service.api.strict_json import StrictRoute
 from posttrain_service.errors import InvalidRequest
 from posttrain_service.wire import openai_shapes as shapes
 from posttrain_service.wire.openai_request import CreateFineTuningJob, translate
@@ -16,7 +17,7 @@ from posttrain_service.wire.openai_views import checkpoint_json, fine_tuning_job
 from posttrain_service.wire.shapes import METADATA_PARAMETER
 from posttrain_service.work.services import EventView, JobView, Services
 
-router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine_tuning"])
+router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine_tuning"], route_class=StrictRoute)
 
 _JOB: dict[int | str, dict[str, Any]] = {200: {"model": shapes.FineTuningJob}}
 _EVENTS_AT_ONCE = 1000

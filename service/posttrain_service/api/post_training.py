@@ -9,13 +9,14 @@ from starlette.responses import Response
 
 from posttrain_service.api.answers import Answer
 from posttrain_service.api.deps import METADATA, IdempotencyKey, Use, json_body, metadata_filter, only
+from posttrain_service.api.strict_json import StrictRoute
 from posttrain_service.domain.lifecycle import JobState
 from posttrain_service.errors import InvalidRequest
 from posttrain_service.wire import shapes
 from posttrain_service.wire.jobs import JobRequest
 from posttrain_service.wire.views import job_json, page_json
 
-router = APIRouter(prefix="/post_training/jobs", tags=["jobs"])
+router = APIRouter(prefix="/post_training/jobs", tags=["jobs"], route_class=StrictRoute)
 
 _JOB: dict[int | str, dict[str, Any]] = {200: {"model": shapes.Job}}
 _CREATED: dict[int | str, dict[str, Any]] = {

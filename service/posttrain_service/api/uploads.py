@@ -12,13 +12,14 @@ from posttrain_service.api.answers import Answer
 from posttrain_service.api.deps import Use, json_body, only
 from posttrain_service.api.files import drain, fetcher, refuse_by_length
 from posttrain_service.api.multipart import Upload
+from posttrain_service.api.strict_json import StrictRoute
 from posttrain_service.domain.uploads import MAX_PART_BYTES
 from posttrain_service.errors import ServiceError
 from posttrain_service.wire import openai_shapes as shapes
 from posttrain_service.wire.openai_views import part_json, upload_json
 from posttrain_service.work.services import Services
 
-router = APIRouter(prefix="/v1/uploads", tags=["uploads"])
+router = APIRouter(prefix="/v1/uploads", tags=["uploads"], route_class=StrictRoute)
 
 _UPLOAD: dict[int | str, dict[str, Any]] = {200: {"model": shapes.UploadObject}}
 

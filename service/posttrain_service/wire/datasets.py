@@ -9,6 +9,7 @@ from pydantic import ConfigDict, model_validator
 from posttrain_service.wire.base import Name, Wire
 from posttrain_service.wire.jobs import DatasetRef
 from posttrain_service.wire.shapes import ErrorItem, Shape
+from posttrain_trainer.contract.base import Disagreement
 from posttrain_trainer.contract.conversation import TrainOn
 from posttrain_trainer.contract.methods import Method
 
@@ -28,7 +29,10 @@ class ValidateRequest(Wire):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if self.method is not None and self.method.kind != "sft" and self.train_on != "assistant":
-            raise ValueError(f"train_on has no effect with method {self.method.kind!r}, which says itself what is learned; leave it out")
+            raise Disagreement(
+                "{train_on} has no effect with {method} {kind}, which says itself what is learned; leave it out",
+                kind=repr(self.method.kind),
+            )
         return self
 
 

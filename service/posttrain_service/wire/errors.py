@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from posttrain_service.wire.names import real_path
+from posttrain_trainer.contract.base import Disagreement
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 409: "conflict_error"}
 _TYPES |= {429: "rate_limit_error"}
@@ -34,39 +38,87 @@ def error_body(
     return {"error": error, "detail": message}
 
 
-def field_errors(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Pydantic's error dicts as `{"loc", "message"}`, locations as dotted paths such as `training.learning_rate`."""
-    return [_field_error(item) for item in found]
+def field_errors(
+    found: Iterable[Mapping[str, Any]], body: Any = None, name_of: Callable[[str], str] = str
+) -> list[dict[str, Any]]:
+    """Pydantic's error dicts as `{"loc", "message"}`, locations as dotted paths such as `training.learning_rate`.
+
+    Of a union the branches are told that fit what was sent; their names, which no caller wrote, are left out. Unknown
+    fields come before missing ones, since a misspelt name is both.
+
+    Args:
+        found: `ValidationError.errors()`.
+        body: What was validated; None = unknown, and locations stay as they are.
+        name_of: What a path is called where the caller wrote another one.
+    """
+    faults: list[_Fault] = []
+    for item in found:
+        fault = _fault_of(item, body, name_of)
+        same = next((known for known in faults if known.in_union and fault.in_union and known.path == fault.path), None)
+        if same is None:
+            faults.append(fault)
+        elif fault.message not in same.messages:
+            same.messages.append(fault.message)
+    told = [fault for fault in faults if not (fault.in_union and any(_is_inside(other, fault) for other in faults))]
+    told.sort(key=lambda fault: fault.kind == "missing")
+    return [{"loc": name_of(".".join(fault.path)), "message": "; or ".join(fault.messages)} for fault in told]
 
 
 def summary(errors: Sequence[Mapping[str, Any]]) -> str:
     """One sentence for a list of field errors: the first one, and how many more there are."""
     first = errors[0]
-    text = f"{first['loc']}: {first['message']}" if first["loc"] else str(first["message"])
+    named = not first["loc"] or str(first["message"]).startswith(f"{first['loc']} ")
+    text = str(first["message"]) if named else f"{first['loc']}: {first['message']}"
     more = len(errors) - 1
     return text if more < 1 else f"{text} (and {more} more error{'s' if more > 1 else ''}, all in error.errors)"
 
 
-def _field_error(item: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass
+class _Fault:
+    path: list[str]
+    message: str
+    kind: str
+    in_union: bool
+
+    def __post_init__(self) -> None:
+        self.messages = [self.message]
+
+
+def _is_inside(other: _Fault, fault: _Fault) -> bool:
+    return len(other.path) > len(fault.path) and other.path[: len(fault.path)] == fault.path
+
+
+def _fault_of(item: Mapping[str, Any], body: Any, name_of: Callable[[str], str]) -> _Fault:
     kind = str(item.get("type", ""))
-    location = _path(item.get("loc", ()))
+    location = list(item.get("loc", ()))
+    source = location.pop(0) if location and location[0] in _SOURCES else "body"
+    path, in_union = [str(part) for part in location], False
+    if body is not None and source == "body":
+        path, in_union = real_path(location, body, missing=kind == "missing")
+    error = item.get("ctx", {}).get("error")
+    if isinstance(error, Disagreement):
+        prefix, at_fault = path, error.fields[:1]
+        message = error.told(lambda name: name_of(".".join([*prefix, name])))
+        return _Fault([*path, *(at_fault[0].split(".") if at_fault else [])], message, kind, in_union)
+    return _Fault(path, _message(item, kind, bool(path)), kind, in_union)
+
+
+_SOURCES = ("body", "query", "path", "header")
+"""What FastAPI puts in front of a location."""
+_WANTED = {"model_type": "an object", "model_attributes_type": "an object", "dict_type": "an object"}
+_WANTED |= {"tuple_type": "a list", "list_type": "a list"}
+
+
+def _message(item: Mapping[str, Any], kind: str, has_path: bool) -> str:
     if kind == "extra_forbidden":
-        return {"loc": location, "message": "no such field; check the spelling, or leave it out"}
+        return "no such field; check the spelling, or leave it out"
     if kind == "missing":
-        return {"loc": location, "message": "is required" if location else "the request has no body; send JSON"}
-    message = str(item.get("msg", "invalid"))
+        return "is required" if has_path else "the request has no body; send JSON"
+    message = f"Input should be {_WANTED[kind]}" if kind in _WANTED else str(item.get("msg", "invalid"))
     message = message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if kind not in ("value_error", "assertion_error") and "input" in item:
         message += _shown(item["input"])
-    return {"loc": location, "message": message}
-
-
-def _path(location: Sequence[Any]) -> str:
-    """The dotted path, without FastAPI's leading `body`, `query`, `path` or `header`."""
-    parts = [str(part) for part in location]
-    if parts and parts[0] in ("body", "query", "path", "header"):
-        parts = parts[1:]
-    return ".".join(parts)
+    return message
 
 
 def _shown(value: Any) -> str:

@@ -6,12 +6,14 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, FiniteFloat, field_validator, model_validator
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError, field_validator, model_validator
 
 from posttrain_service.domain.lifecycle import REASON_STATE, EndReason, JobState
 from posttrain_service.domain.webhooks import url_fault
 from posttrain_service.wire.base import JOB_ID, NAME, Name, Wire
 from posttrain_service.wire.knobs import TorchrunKnobs, TrainingKnobs
+from posttrain_service.wire.names import CHECKPOINT_NAMES, OWN_PATHS, disagreement, path_of
+from posttrain_trainer.contract.base import Disagreement
 from posttrain_trainer.contract.loggers import Logger
 from posttrain_trainer.contract.methods import Method, SftMethod
 from posttrain_trainer.contract.spec import FullTrainingArguments, LoraArguments, TorchrunArguments
@@ -70,7 +72,7 @@ class Resources(Wire):
     @model_validator(mode="after")
     def _distinct(self) -> Self:
         if isinstance(self.devices, tuple) and len({str(device) for device in self.devices}) < len(self.devices):
-            raise ValueError(f"resources.devices names a device twice: {list(self.devices)}")
+            raise Disagreement("{devices} names a device twice: {given}", given=list(self.devices))
         return self
 
 
@@ -100,7 +102,7 @@ class Retention(Wire):
     @model_validator(mode="after")
     def _one(self) -> Self:
         if self.keep and self.ttl_s is not None:
-            raise ValueError(f"retention.ttl_s ({self.ttl_s}) and retention.keep exclude each other; give one")
+            raise Disagreement("{ttl_s} ({given}) and {keep} exclude each other; give one", given=self.ttl_s)
         return self
 
 
@@ -116,9 +118,9 @@ class Retry(Wire):
     def _failures(self) -> Self:
         for reason in self.on:
             if REASON_STATE[reason] is not JobState.FAILED:
-                raise ValueError(f"retry.on names {str(reason)!r}, which is not a failure")
+                raise Disagreement("{on} names {reason}, which is not a failure", reason=repr(str(reason)))
         if self.on and self.max_attempts == 1:
-            raise ValueError("retry.on has no effect with max_attempts 1; raise max_attempts or leave retry.on out")
+            raise Disagreement("{on} has no effect with {max_attempts} 1; raise {max_attempts} or leave {on} out")
         return self
 
 
@@ -177,19 +179,25 @@ class JobRequest(Wire):
     def _agree(self) -> Self:
         _refuse_second_values(self)
         _refuse_many_hosts(self)
-        if self.validation_dataset is not None and self._knob("validation_split") is not None:
-            raise ValueError("validation_dataset and validation_split exclude each other; give one")
         if self.training_knob("resume").startswith("step-"):
-            raise ValueError(
-                f"training.resume is {self.training_knob('resume')!r}, but a new job has no checkpoints; use auto or never"
+            raise Disagreement(
+                "{training.resume} is {given}, but a new job has no checkpoints; use auto or never",
+                given=repr(self.training_knob("resume")),
             )
-        self.train_args(
-            model_path=self.model,
-            data_path="data",
-            ckpt_output_dir="run",
-            validation_data_path=None if self.validation_dataset is None else "validation",
-        )
+        try:
+            self.train_args(
+                model_path=self.model,
+                data_path="data",
+                ckpt_output_dir="run",
+                validation_data_path=None if self.validation_dataset is None else "validation",
+            )
+        except ValidationError as error:
+            raise disagreement(error, self.field_of) or error from error
         return self
+
+    def field_of(self, argument: str) -> str:
+        """The field of this request that an argument of the trainer came from, or could come from."""
+        return path_of(argument, own=self._own_names(), training=self.training.model_fields_set)
 
     def training_knob(self, name: str) -> Any:
         """The value of one knob of `training`, as given or by default."""
@@ -217,7 +225,7 @@ class JobRequest(Wire):
             own["loggers"] = self.loggers
         own |= {
             to: value
-            for name, to in _CHECKPOINT_NAMES.items()
+            for name, to in CHECKPOINT_NAMES.items()
             if (value := getattr(self.checkpoints, name)) is not None
         }
         return own
@@ -277,37 +285,22 @@ def _meaning(value: Any) -> Any:
     return [_meaning(item) for item in value] if isinstance(value, tuple) else value
 
 
-_CHECKPOINT_NAMES = {
-    "every_steps": "save_every_steps",
-    "every_epoch": "save_every_epoch",
-    "keep_last": "keep_last",
-    "keep_best": "keep_best",
-    "metric": "best_metric",
-}
-"""Names of `checkpoints` and the trainer's arguments that they set."""
-
-_OWN_PATHS = {
-    "method": "method",
-    "validation_split": "validation_split",
-    "lora": "adapter",
-    "loggers": "loggers",
-    **{to: f"checkpoints.{name}" for name, to in _CHECKPOINT_NAMES.items()},
-}
-
-
 def _refuse_second_values(request: JobRequest) -> None:
     for name, value in request._own_names().items():
         if name in request.training.model_fields_set and request.training_knob(name) != value:
-            raise ValueError(
-                f"{_OWN_PATHS[name]} and training.{name} say two different things ({_short(value)} and "
-                f"{_short(request.training_knob(name))}); give one"
+            raise Disagreement(
+                f"{{{OWN_PATHS[name]}}} and {{training.{name}}} say two different things ({{one}} and {{other}}); give one",
+                one=_short(value),
+                other=_short(request.training_knob(name)),
             )
     asked, nproc = request.resources.devices, request.torchrun.nproc_per_node
     if asked is not None and "nproc_per_node" in request.torchrun.model_fields_set:
         count = len(asked) if isinstance(asked, tuple) else asked
         if count != nproc:
-            raise ValueError(
-                f"resources.devices ({_short(asked)}) and torchrun.nproc_per_node ({nproc}) say two different things; give one"
+            raise Disagreement(
+                "{resources.devices} ({one}) and {torchrun.nproc_per_node} ({other}) say two different things; give one",
+                one=_short(asked),
+                other=nproc,
             )
 
 
@@ -316,12 +309,14 @@ def _refuse_many_hosts(request: JobRequest) -> None:
     for name in ("nnodes", "node_rank", "rdzv_id", "rdzv_endpoint", "master_addr", "master_port"):
         value = getattr(request.torchrun, name)
         if value != getattr(defaults, name):
-            raise ValueError(
-                f"torchrun.{name} ({value!r}) is for training over several hosts, and this server trains on one; leave it out"
+            raise Disagreement(
+                f"{{torchrun.{name}}} ({{given}}) is for training over several hosts, and this server trains on one; leave it out",
+                given=repr(value),
             )
     if request.torchrun.nproc_per_node in ("gpu", "cpu"):
-        raise ValueError(
-            f"torchrun.nproc_per_node is {request.torchrun.nproc_per_node!r}: give a number or 'auto', and training.device where the kind matters"
+        raise Disagreement(
+            "{torchrun.nproc_per_node} is {given}: give a number or 'auto', and {training.device} where the kind matters",
+            given=repr(request.torchrun.nproc_per_node),
         )
 
 

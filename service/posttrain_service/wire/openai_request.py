@@ -285,8 +285,17 @@ def _job_request(made: Mapping[str, Any]) -> JobRequest:
     try:
         return JobRequest.model_validate(made)
     except ValidationError as error:
-        faults = field_errors([dict(item) for item in error.errors(include_url=False)])
+        faults = field_errors(error.errors(include_url=False), dict(made), _openai_name)
         raise InvalidRequest(summary(faults), param=faults[0]["loc"] or None, errors=faults) from error
+
+
+_NAMES = {"dataset": "training_file", "validation_dataset": "validation_file", "name": "suffix", "loggers": "integrations"}
+
+
+def _openai_name(path: str) -> str:
+    """The field of OpenAI's request that one of ours was made from."""
+    name, dot, rest = path.partition(".")
+    return _NAMES.get(name, name) + dot + rest
 
 
 def _plain(value: Any) -> Any:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from posttrain_service.domain.slots import check_fits
 from posttrain_service.errors import InvalidRequest
+from posttrain_service.wire.names import disagreement
 from posttrain_service.work import models
 from posttrain_trainer.contract.rundir import RunDir
 from posttrain_trainer.contract.spec import FullTrainingArguments, TorchrunArguments
@@ -104,9 +105,10 @@ def _train_args(request: JobRequest, model: models.Model) -> FullTrainingArgumen
         ).resolved()
         return _with_lengths(args, model)
     except ValidationError as error:
-        fault = error.errors()[0]
-        where = ".".join(str(part) for part in ("training", *fault["loc"]))
-        raise InvalidRequest(fault["msg"].removeprefix("Value error, "), param=where) from error
+        found = disagreement(error, request.field_of)
+        if found is None:
+            raise
+        raise InvalidRequest(str(found), param=found.fields[0]) from error
 
 
 def _with_lengths(args: FullTrainingArguments, model: models.Model) -> FullTrainingArguments:

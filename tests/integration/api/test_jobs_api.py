@@ -82,6 +82,8 @@ def test_every_fault_is_listed_with_its_path(http):
         (b'{"model": "\xff"}', "application/json", 400, "invalid_json"),
         (b'{"a": ' + b"1" * 5000 + b"}", "application/json", 400, "invalid_json"),
         (b"[" * 100_000, "application/json", 400, "invalid_json"),
+        (b'{"model": "m", "dataset": "f", "model": "n"}', "application/json", 400, "invalid_json"),
+        (b'{"model": "m", "dataset": {"rows": [{"text": "a", "text": "b"}]}}', "application/json", 400, "invalid_json"),
     ],
 )
 def test_bodies_that_are_no_request(http, fake, content, kind, status, code):

@@ -55,7 +55,7 @@ def _guarded(node: Any, owner: type[BaseModel]) -> Any:
     if foreign or (kind == "function-before" and node["function"]["function"] is _no_boolean):
         return node
     if kind in _NUMBERS:
-        return core_schema.no_info_before_validator_function(_no_boolean, node)  # type: ignore[arg-type]
+        return core_schema.no_info_before_validator_function(_no_boolean, node)
     return {key: item if key in _NO_SCHEMAS else _guarded(item, owner) for key, item in node.items()}
 
 

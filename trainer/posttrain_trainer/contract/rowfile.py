@@ -139,7 +139,7 @@ def parse_json(text: str) -> Any:
         ValueError: With the reason and, for a syntax error, the column.
     """
     try:
-        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_object)
+        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=strict_object)
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at column {error.colno}") from error
     except RecursionError as error:
@@ -162,8 +162,12 @@ def key_given_twice(pairs: list[tuple[str, Any]]) -> str | None:
     return None
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object, of whose keys none may stand twice: whichever value were taken, the other would be lost in silence."""
+def strict_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object for `object_pairs_hook`, of whose keys none may stand twice: one of the values would be lost in silence.
+
+    Raises:
+        ValueError: Names the key.
+    """
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError(f"the key {key_given_twice(pairs)!r} stands twice in one object; keep one")

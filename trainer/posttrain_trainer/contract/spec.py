@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
+from posttrain_trainer.contract.base import Disagreement
 from posttrain_trainer.contract.loggers import Logger as Logger
 from posttrain_trainer.contract.methods import Arguments, DpoMethod, Method, PretrainMethod, QatArguments, SftMethod
 
@@ -179,47 +180,50 @@ class FullTrainingArguments(Arguments):
         longest = None if self.max_seq_len is None else self.max_seq_len * self.documents_per_sample
         if longest is not None and self.max_batch_len is not None and self.max_batch_len < longest:
             twice = "" if self.documents_per_sample == 1 else "twice "
-            raise ValueError(
-                f"max_batch_len ({self.max_batch_len}) is below {twice}max_seq_len ({self.max_seq_len}): "
-                "a sample of full length would fit no micro-batch; raise max_batch_len"
-            )
+            raise Disagreement(
+                "{max_batch_len} ({room}) is below {twice}{max_seq_len} ({longest}): "
+                "a sample of full length would fit no micro-batch; raise {max_batch_len}",
+                room=self.max_batch_len, twice=twice, longest=self.max_seq_len,
+            )  # fmt: skip
         self._agree_on_method()
         if self.validation_data_path is not None and self.validation_split is not None:
-            raise ValueError("validation_data_path and validation_split exclude each other; give one")
+            raise Disagreement("{validation_data_path} and {validation_split} exclude each other; give one")
         validates = self.validation_data_path is not None or self.validation_split is not None
         for name in ("validation_every_steps", "max_validation_steps"):
             if getattr(self, name) is not None and not validates:
-                raise ValueError(f"{name} needs validation_data_path or validation_split")
+                raise Disagreement(f"{{{name}}} needs {{validation_data_path}} or {{validation_split}}")
         if self.keep_best and self.best_metric.startswith("validation") and not validates:
-            raise ValueError(f"keep_best by {self.best_metric} needs validation_data_path or validation_split")
+            raise Disagreement("{keep_best} by {best_metric} {metric} needs {validation_data_path} or {validation_split}", metric=self.best_metric)
         if self.profile_steps is not None and self.profile_steps[0] > self.profile_steps[1]:
-            raise ValueError(f"profile_steps ends ({self.profile_steps[1]}) before it begins ({self.profile_steps[0]})")
+            raise Disagreement("{profile_steps} ends ({last}) before it begins ({first})", first=self.profile_steps[0], last=self.profile_steps[1])
         if self.merge_lora and self.lora is None:
-            raise ValueError("merge_lora needs lora")
+            raise Disagreement("{merge_lora} needs {lora}")
         if self.min_lr_ratio and self.lr_scheduler not in ("cosine_with_min_lr", "wsd"):
-            raise ValueError(f"min_lr_ratio has no effect with lr_scheduler {self.lr_scheduler!r}; use cosine_with_min_lr or wsd")
+            raise Disagreement("{min_lr_ratio} has no effect with {lr_scheduler} {kind}; use cosine_with_min_lr or wsd", kind=repr(self.lr_scheduler))
         if self.dtype == "fp16" and self.device in ("cpu", "mps"):
-            raise ValueError(f"dtype fp16 cannot train on {self.device}; use bf16 or fp32")
+            raise Disagreement("{dtype} fp16 cannot train on {device} {kind}; use bf16 or fp32", kind=self.device)
         return self
 
     def _agree_on_method(self) -> None:
         kind = self.method.kind
         if kind != "sft" and self.train_on != "assistant":
-            raise ValueError(f"train_on has no effect with method {kind!r}, which says itself what is learned; leave it out")
+            raise Disagreement("{train_on} has no effect with {method} {kind}, which says itself what is learned; leave it out", kind=repr(kind))
         if isinstance(self.method, PretrainMethod):
             if self.chat_template is not None:
-                raise ValueError("chat_template has no effect with method 'pretrain'; leave it out")
+                raise Disagreement("{chat_template} has no effect with {method} 'pretrain'; leave it out")
             if not self.is_padding_free:
-                raise ValueError("is_padding_free false has no use with method 'pretrain', whose blocks are full; leave it out")
+                raise Disagreement("{is_padding_free} false has no use with {method} 'pretrain', whose blocks are full; leave it out")
             if self.over_length != "drop":
-                raise ValueError("over_length has no effect with method 'pretrain', which cuts documents into blocks; leave it out")
+                raise Disagreement("{over_length} has no effect with {method} 'pretrain', which cuts documents into blocks; leave it out")
             size = self.method.block_size
             if size is not None and self.max_seq_len is not None and size > self.max_seq_len:
-                raise ValueError(f"method.block_size ({size}) is beyond max_seq_len ({self.max_seq_len}); lower it or raise max_seq_len")
+                raise Disagreement(
+                    "{method.block_size} ({size}) is beyond {max_seq_len} ({longest}); lower it or raise {max_seq_len}", size=size, longest=self.max_seq_len
+                )
         if isinstance(self.method, DpoMethod) and not self.method.precompute_reference and self.lora is None:
-            raise ValueError("method.precompute_reference false needs lora: without an adapter there is no reference beside the model")
+            raise Disagreement("{method.precompute_reference} false needs {lora}: without an adapter there is no reference beside the model")
         if self.qat is not None and self.lora is not None:
-            raise ValueError("qat trains all weights and lora an adapter; give one")
+            raise Disagreement("{qat} trains all weights and {lora} an adapter; give one")
 
     @property
     def documents_per_sample(self) -> int:
@@ -274,13 +278,15 @@ class TorchrunArguments(Arguments):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if (self.master_addr is None) != (self.master_port is None):
-            raise ValueError("master_addr and master_port go together; give both or neither")
+            raise Disagreement("{master_addr} and {master_port} go together; give both or neither")
         if self.rdzv_endpoint is not None and self.master_addr is not None:
-            raise ValueError("rdzv_endpoint and master_addr exclude each other; give one")
+            raise Disagreement("{rdzv_endpoint} and {master_addr} exclude each other; give one")
         if self.node_rank >= self.nnodes:
-            raise ValueError(f"node_rank ({self.node_rank}) must be below nnodes ({self.nnodes})")
+            raise Disagreement("{node_rank} ({number}) must be below {nnodes} ({count})", number=self.node_rank, count=self.nnodes)
         if self.nnodes > 1 and self.rdzv_endpoint is None and self.master_addr is None:
-            raise ValueError(f"nnodes is {self.nnodes}: name where the nodes meet by rdzv_endpoint (or master_addr and master_port)")
+            raise Disagreement(
+                "{nnodes} is {count}: name where the nodes meet by {rdzv_endpoint} (or {master_addr} and {master_port})", count=self.nnodes
+            )
         return self
 
 

@@ -61,6 +61,8 @@ def test_requests(asked, made, auto):
         ({"integrations": [{"type": "wandb", "wandb": {"project": "p", "entity": "e"}}]}, "integrations.0.wandb.entity"),
         ({"metadata": {"k" * 65: "v"}}, None),
         ({"webhook_url": "ftp://x"}, "webhook_url"),
+        ({"validation_file": "f", "validation_split": 0.5}, "validation_file"),
+        ({"training": {"merge_lora": True}}, "training.merge_lora"),
     ],
 )
 def test_contradictions_are_refused_by_name(asked, param):

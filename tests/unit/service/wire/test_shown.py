@@ -63,12 +63,13 @@ def test_field_errors():
             {"type": "int_type", "loc": ("query", "q"), "msg": "no int", "input": {"big": 1}},
         ]
     )
-    assert [item["loc"] for item in found] == ["model", "x", "", "a.0.b", "q"]
-    assert [item["message"] for item in found[:3]] == ["is required", "no such field; check the spelling, or leave it out", "no"]
-    assert len(found[3]["message"]) < 100
-    assert found[4]["message"] == "no int"
-    assert summary(found) == "model: is required (and 4 more errors, all in error.errors)"
-    assert summary(found[2:3]) == "no"
+    assert [item["loc"] for item in found] == ["x", "", "a.0.b", "q", "model"]
+    assert [item["message"] for item in found[:2]] == ["no such field; check the spelling, or leave it out", "no"]
+    assert found[4]["message"] == "is required"
+    assert len(found[2]["message"]) < 100
+    assert found[3]["message"] == "no int"
+    assert summary(found) == "x: no such field; check the spelling, or leave it out (and 4 more errors, all in error.errors)"
+    assert summary(found[1:2]) == "no"
 
 
 def test_csv_quotes_what_a_point_holds():
