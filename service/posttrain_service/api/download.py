@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from starlette.responses import Response, StreamingResponse
 
 from posttrain_service.api.answers import error_answer
 from posttrain_service.errors import NotFound
+from posttrain_trainer.contract.plainfile import NotPlain, open_plain
 
 CHUNK_BYTES = 256 * 1024
 _MAX_RANGE_HEADER = 100
@@ -84,13 +84,11 @@ def _streaming(body: Iterator[bytes], status: int, headers: dict[str, str]) -> R
 
 def _open(path: Path) -> int:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        return open_plain(path)
+    except NotPlain as error:
+        raise NotFound(f"{path.name!r} is not a regular file") from error
     except OSError as error:
         raise NotFound(f"the file {path.name!r} is not there any more") from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise NotFound(f"{path.name!r} is not a regular file")
-    return fd
 
 
 class _Pieces:

@@ -163,7 +163,7 @@ def complete_manifest(run_dir: RunDir, checkpoint_id: str) -> dict[str, Any] | N
 
 
 def checkpoint_file(run_dir: RunDir, checkpoint_id: str, path: str) -> tuple[Path, int]:
-    """Resolved path and size in bytes of one downloadable file of a complete checkpoint.
+    """Path and size in bytes of one downloadable file of a complete checkpoint.
 
     Raises:
         NotFound: No such checkpoint, or a path that its manifest doesn't list below `model/` or `merged/`.
@@ -175,7 +175,7 @@ def checkpoint_file(run_dir: RunDir, checkpoint_id: str, path: str) -> tuple[Pat
 
 
 def checkpoint_files(run_dir: RunDir, checkpoint_id: str) -> list[tuple[str, Path, int]]:
-    """Every downloadable file of a complete checkpoint as (path inside it, resolved path, size in bytes).
+    """Every downloadable file of a complete checkpoint as (path inside it, path, size in bytes), to be opened by open_plain.
 
     Raises:
         NotFound: No such checkpoint.
@@ -186,7 +186,7 @@ def checkpoint_files(run_dir: RunDir, checkpoint_id: str) -> list[tuple[str, Pat
         raise NotFound(str(error)) from error
     if manifest is None:
         raise NotFound(f"there is no complete checkpoint {checkpoint_id}")
-    folder = run_dir.checkpoint(checkpoint_id).resolve()
+    folder = run_dir.checkpoint(checkpoint_id)
     listed = [file for file in manifest["files"] if PurePosixPath(file["path"]).parts[0] in DOWNLOADABLE]
     return [(file["path"], folder / file["path"], file["size_bytes"]) for file in listed]
 

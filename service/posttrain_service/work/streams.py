@@ -18,7 +18,8 @@ from typing import Any
 from posttrain_service.domain.job import Event, Job
 from posttrain_service.domain.lifecycle import is_live, is_terminal
 from posttrain_service.errors import InvalidRequest, NotFound, Unavailable
-from posttrain_service.runs.read import parse_point
+from posttrain_service.runs.lines import Lines
+from posttrain_service.runs.read import MAX_POINT_BYTES, parse_point
 from posttrain_service.runs.tail import Chunk, follow, line_start
 from posttrain_service.settings import Settings
 from posttrain_service.store.store import Store
@@ -136,23 +137,20 @@ class Streams:
     async def _metrics(
         self, job: Job, at: tuple[int, int], names: Sequence[str] | None
     ) -> AsyncIterator[StreamItem]:
-        number, rest, start = 0, b"", 0
+        number, lines = 0, Lines(MAX_POINT_BYTES)
         # A record is sent whole or not at all, so a cursor in the middle of one goes back to its beginning.
         at = at[0], await asyncio.to_thread(line_start, self._attempt(job, at[0]).metrics, at[1]) if at[1] else 0
         async for attempt, chunk in self._follow(job, at, None, lambda paths, over: paths.metrics):
             if attempt != number or chunk.restarted:
-                number, rest = attempt, b""
-            if not rest:
-                start = chunk.start
+                number = attempt
+                lines.restart()
             if not chunk.data:
                 yield StreamItem("heartbeat")
                 continue
-            *lines, rest = (rest + chunk.data).split(b"\n")
-            for line in lines:
-                start += len(line) + 1
+            for line, end in lines.feed(chunk.data, chunk.start):
                 point = named(parse_point(line, attempt), names)
                 if point is not None:
-                    yield StreamItem("metric", point, f"{attempt}:{start}")
+                    yield StreamItem("metric", point, f"{attempt}:{end}")
         yield _end(await self._now(job))
 
     async def _follow(

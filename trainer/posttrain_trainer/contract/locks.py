@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from posttrain_trainer.contract.plainfile import open_contained
+
 _RETRY_S = 0.005
 
 
@@ -25,7 +27,7 @@ class Lock:
     """A lock that is held from construction until `release()` or the end of the process.
 
     Args:
-        path: The lock file; made when missing. A symbolic link is refused with OSError.
+        path: The lock file; made when missing. A symbolic link is refused with OSError, as is one in front of it in a run.
         shared: Several holders at a time, excluded only by an exclusive one.
         wait_s: How long to try. A little above zero even for "at once": `is_held` takes the lock for some
             microseconds to test it, and that must not turn a lone holder away.
@@ -72,7 +74,7 @@ def is_held(path: Path) -> bool:
         OSError: The file can't be opened or the file system has no locks, so nothing is known.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = open_contained(path, os.O_RDWR)
     except FileNotFoundError:
         return False
     try:
@@ -100,7 +102,7 @@ def _is_only_tested(fd: int) -> bool:
 
 def _try(path: Path, how: int) -> int | None:
     """Lock the file that `path` names now: a descriptor, or None when somebody else has it."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    fd = open_contained(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
         if _is_same_file(fd, path):

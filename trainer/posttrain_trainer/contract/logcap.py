@@ -14,6 +14,8 @@ import re
 import time
 from pathlib import Path
 
+from posttrain_trainer.contract.plainfile import open_contained
+
 ENV_LOG_QUOTA = "POSTTRAIN_LOG_QUOTA_BYTES"
 """Most bytes of each log of a run; the launcher sets it for its shim."""
 KEPT = 4
@@ -51,7 +53,7 @@ def cap(path: Path, quota_bytes: int) -> int:
     try:
         if path.stat().st_size <= quota_bytes:
             return 0
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = open_contained(path, os.O_RDWR)
     except FileNotFoundError:
         return 0
     try:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain_trainer.contract.plainfile import is_plain, read_plain
+from posttrain_trainer.contract.plainfile import is_plain, names_in, read_plain
 
 ENV_RUN_ID = "POSTTRAIN_JOB_UUID"
 """Environment marker of every process of a job: the run id (a UUID made by the launcher)."""
@@ -127,15 +127,15 @@ class AttemptDir:
     def errors(self) -> list[tuple[int, dict[str, Any]]]:
         """The errors of all ranks that left one, lowest rank first."""
         found = []
-        for path in _listdir(self.path):
-            match = _RANK_ERROR.fullmatch(path.name)
-            if match and (data := read_json(path)) is not None:
+        for name in names_in(self.path):
+            match = _RANK_ERROR.fullmatch(name)
+            if match and (data := read_json(self.path / name)) is not None:
                 found.append((int(match[1]), data))
         return sorted(found, key=lambda pair: pair[0])
 
     def log_sources(self) -> list[str]:
         """Names of the logs that exist: "torchrun", "rank-0", ..., ranks in numeric order."""
-        names = {path.name for path in _listdir(self.logs) if is_plain(path)}
+        names = {name for name in names_in(self.logs) if is_plain(self.logs / name)}
         ranks = sorted(int(m[1]) for name in names if (m := _RANK_LOG.fullmatch(name)))
         return (["torchrun"] if "torchrun.log" in names else []) + [f"rank-{rank}" for rank in ranks]
 
@@ -174,10 +174,10 @@ class RunDir:
     def checkpoint_ids(self) -> list[str]:
         """Ids of the complete checkpoints (those with a manifest), lowest step first."""
         steps = []
-        for path in _listdir(self.checkpoints):
-            match = _CHECKPOINT.fullmatch(path.name)
-            if match and is_plain(path / "manifest.json"):
-                steps.append((int(match[1]), path.name))
+        for name in names_in(self.checkpoints):
+            match = _CHECKPOINT.fullmatch(name)
+            if match and is_plain(self.checkpoints / name / "manifest.json"):
+                steps.append((int(match[1]), name))
         return [name for _, name in sorted(steps)]
 
     def manifest(self, checkpoint_id: str) -> dict[str, Any] | None:
@@ -190,7 +190,7 @@ class RunDir:
 
     def attempts(self) -> list[AttemptDir]:
         """The attempts that exist, oldest first."""
-        numbers = sorted(int(path.name) for path in _listdir(self.path / "attempts") if _ATTEMPT.fullmatch(path.name))
+        numbers = sorted(int(name) for name in names_in(self.path / "attempts") if _ATTEMPT.fullmatch(name))
         return [self.attempt(number) for number in numbers]
 
 
@@ -245,10 +245,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _listdir(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -12,7 +13,7 @@ import pytest
 from posttrain_service.runs import read, tail
 from posttrain_service.runs.folders import remove_tree
 from posttrain_service.wire.metrics import point_json
-from posttrain_trainer.contract import rundir
+from posttrain_trainer.contract import locks, logcap, rundir
 from posttrain_trainer.contract.plainfile import NotPlain, open_plain
 from posttrain_trainer.contract.rundir import RunDir, read_json
 
@@ -172,3 +173,79 @@ def test_what_cannot_be_removed_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(NotADirectoryError):
         remove_tree(tmp_path / "file")
+
+
+def fill(attempt: Path) -> None:
+    (attempt / "logs").mkdir(parents=True)
+    for name in ("heartbeat.json", "error-rank-0.json"):
+        (attempt / name).write_text('{"step": 1, "total_steps": 2}')
+    (attempt / "metrics.jsonl").write_text('{"step": 1, "loss": 7.0}\n')
+    for name in ("logs/rank-0.log", "logs/torchrun.log", "shim.lock", "run.lock"):
+        (attempt / name).write_text("secret")
+
+
+LINKED = pytest.mark.parametrize("part", ["attempts", "attempts/1", "attempts/1/logs"])
+
+
+@LINKED
+def test_no_reader_follows_a_linked_folder_out_of_the_run(tmp_path: Path, part: str) -> None:
+    run = RunDir(tmp_path / "run")
+    fill(run.attempt(1).path)
+    outside = tmp_path / "outside"
+    (run.path / part).rename(outside)
+    (run.path / part).symlink_to(outside)
+    paths = run.attempt(1)
+    assert paths.torchrun_log.read_text() == "secret", "the link itself works"
+    assert paths.log_sources() == []
+    for log in (paths.rank_log(0), paths.torchrun_log):
+        assert tail.tail(log, 5).data == tail.read(log, 0, 100).data == tail.read_end(log, 9).data == b""
+        with pytest.raises(NotPlain):
+            open_plain(log)
+        with pytest.raises(OSError) as caught:
+            logcap.cap(log, 1)
+        assert caught.value.errno == errno.ELOOP
+    assert (outside / {"attempts": "1/logs", "attempts/1": "logs"}.get(part, "") / "rank-0.log").read_text() == "secret"
+    if part == "attempts/1/logs":
+        assert read.metrics(run) != []
+        return
+    assert read.metrics(run) == []
+    assert read.latest(run) is None
+    assert read.progress(run, 1) is None
+    assert paths.errors() == []
+    assert run.attempts() == ([] if part == "attempts" else [paths])
+    for lock in (paths.shim_lock, paths.run_lock):
+        for act in (locks.is_held, locks.Lock):
+            with pytest.raises(OSError) as caught:
+                act(lock)
+            assert caught.value.errno == errno.ELOOP
+
+
+@pytest.mark.parametrize("part", ["checkpoints", "checkpoints/step-000001", "checkpoints/step-000001/model"])
+def test_no_checkpoint_stands_behind_a_link(tmp_path: Path, part: str) -> None:
+    run = RunDir(tmp_path / "run")
+    folder = run.checkpoint("step-000001")
+    (folder / "model").mkdir(parents=True)
+    (folder / "model/config.json").write_text("{}")
+    files = [{"path": "model/config.json", "size_bytes": 2, "sha256": "0" * 64}]
+    manifest = {"id": "step-000001", "step": 1, "epoch": 1, "created_at": 1.0, "files": files}
+    rundir.write_json(folder / "manifest.json", manifest)
+    [(_, path, _)] = read.checkpoint_files(run, "step-000001")
+    os.close(open_plain(path))
+    (run.path / part).rename(tmp_path / "outside")
+    (run.path / part).symlink_to(tmp_path / "outside")
+    assert read.checkpoints(run) == []
+    with pytest.raises(NotPlain):
+        open_plain(path)
+
+
+def test_links_above_the_run_belong_to_the_operator(tmp_path: Path) -> None:
+    fill(tmp_path / "disk/jobs/attempts/1")  # also where its folders have the names of a run's
+    (tmp_path / "storage").symlink_to(tmp_path / "disk")
+    run = RunDir(tmp_path / "storage/jobs")
+    assert run.attempt(1).log_sources() == ["torchrun", "rank-0"]
+    assert read.progress(run, 1)
+    assert locks.is_held(run.attempt(1).shim_lock) is False
+    nested = tmp_path / "attempts/1/link"
+    nested.parent.mkdir(parents=True)
+    nested.symlink_to(tmp_path / "disk")
+    assert RunDir(nested / "jobs").attempt(1).log_sources() == ["torchrun", "rank-0"]

@@ -1,10 +1,12 @@
 """Streams: heartbeats, cursors, and the choice of the log."""
 
 import asyncio
+import tracemalloc
 
 import pytest
 
 from posttrain_service.errors import InvalidRequest, NotFound, Unavailable
+from posttrain_service.runs.read import MAX_POINT_BYTES
 from posttrain_service.work.streams import HEARTBEAT_S, POLL_S, Streams, cursor, event_cursor, named
 
 
@@ -116,3 +118,29 @@ def test_a_cursor_inside_a_record_goes_back_and_one_beyond_the_end_replays_nothi
     found = asyncio.run(collect())
     assert [item.data["step"] for item in found] == steps
     assert [item.id for item in found] == [f"1:{11 * step}" for step in steps]
+
+
+def test_a_line_of_metrics_that_never_ends_does_not_grow_the_stream(bench):
+    job = bench.run()
+    metrics = bench.run_dir(job).attempt(1).metrics
+    metrics.parent.mkdir(parents=True, exist_ok=True)
+    endless = 24 * MAX_POINT_BYTES
+    with metrics.open("wb") as file:
+        file.write(b'{"step":1}\n')
+        file.truncate(endless)  # zeros without any line feed, that take no disk
+        file.seek(endless)
+        file.write(b'\n{"step":3}\n' + b"x" * 100)
+    bench.ends(job, result={"status": "completed", "steps": 3})
+    bench.rounds()
+
+    async def collect():
+        return [item async for item in streams(bench).metrics(job.job_uuid) if item.event == "metric"]
+
+    tracemalloc.start()
+    try:
+        items = asyncio.run(collect())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [(item.data["step"], item.id) for item in items] == [(1, "1:11"), (3, f"1:{endless + 12}")]
+    assert peak < 6 * MAX_POINT_BYTES
