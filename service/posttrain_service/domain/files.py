@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import unicodedata
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,9 @@ UPLOAD_PURPOSES = ("fine-tune",)
 MIN_EXPIRES_AFTER_S = 3600
 MAX_EXPIRES_AFTER_S = 30 * 86400
 
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
+_UNSHOWN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Unicode categories of what draws nothing: controls, marks of direction and format, half characters, ends of lines."""
+_JOINERS = "\u200c\u200d"  # which some scripts, and emojis, cannot be written without
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ def check_filename(filename: str) -> str:
     Raises:
         InvalidRequest: Nothing usable is left of it.
     """
-    name = _UNSAFE.sub("", filename.replace("\\", "/").rsplit("/", 1)[-1]).strip()
+    last = filename.replace("\\", "/").rsplit("/", 1)[-1]
+    name = "".join(char for char in last if char in _JOINERS or unicodedata.category(char) not in _UNSHOWN).strip()
     if not name or name in (".", "..") or len(name) > 255:
         raise InvalidRequest(
             f"file name {filename[:80]!r} is not allowed: 1 to 255 characters that can be shown",

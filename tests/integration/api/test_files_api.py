@@ -2,6 +2,7 @@
 
 import io
 import threading
+from urllib.parse import quote
 
 import httpx
 import openai
@@ -85,6 +86,47 @@ def test_the_file_may_come_before_the_purpose(http, fake):
 @pytest.mark.parametrize("sent", ["../../etc/passwd", "/etc/passwd", "C:\\temp\\passwd", "passwd"])
 def test_names_are_shown_without_folders(http, sent):
     assert send(http, form(PURPOSE, part("file", ROWS, sent.replace("\\", "\\\\")))).json()["filename"] == "passwd"
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept", "plain"),
+    [
+        ("a\\\"b.jsonl", 'a"b.jsonl', "a_b.jsonl"),
+        ("a; x=1; filename*=UTF-8''evil.jsonl", "a; x=1; filename*=UTF-8''evil.jsonl", "a; x=1; filename*=UTF-8''evil.jsonl"),
+        ("a%0D%0ASet-Cookie: x.jsonl", "a%0D%0ASet-Cookie: x.jsonl", "a%0D%0ASet-Cookie: x.jsonl"),
+        ("a\x01\x7f\x1bb.jsonl", "ab.jsonl", "ab.jsonl"),
+        ("a\u202e\u2028\x85b.jsonl", "ab.jsonl", "ab.jsonl"),
+        ("ü漢.jsonl", "ü漢.jsonl", "__.jsonl"),
+        ("", "upload", "upload"),
+        ("x" * 255, "x" * 255, "x" * 255),
+    ],
+)
+def test_odd_names_are_shown_and_sent_back_safely(http, fake, sent, kept, plain):
+    made = send(http, form(PURPOSE, part("file", ROWS, sent)))
+    assert (made.status_code, made.json()["filename"]) == (200, kept)
+    got = http.get(f"/v1/files/{made.json()['id']}/content")
+    assert got.content == ROWS
+    assert "set-cookie" not in got.headers
+    assert got.headers["content-disposition"] == f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(kept, safe='')}"
+
+
+@pytest.mark.parametrize("sent", ["x" * 300, "\x01", "..", "a/", "\u202e"])
+def test_names_of_which_nothing_is_left_are_refused(http, fake, sent):
+    answer = send(http, form(PURPOSE, part("file", ROWS, sent)))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "invalid_filename")
+    assert not fake.services.files.files
+
+
+@pytest.mark.parametrize("sent", ["a\r\nX-Injected: 1", "a\nb", "a\rb", "a\0b"])
+def test_a_line_end_in_a_name_ends_in_no_header(http, sent):
+    answer = send(http, form(PURPOSE, part("file", ROWS, sent)))
+    assert answer.status_code in (200, 422)
+    if answer.status_code == 200:
+        name = answer.json()["filename"]
+        assert name.isprintable()
+        got = http.get(f"/v1/files/{answer.json()['id']}/content")
+        assert "x-injected" not in got.headers
+        assert got.headers["content-disposition"].isprintable()
 
 
 @pytest.mark.parametrize(
