@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
-from sqlalchemy import Engine, inspect, make_url
+from sqlalchemy import Engine, inspect
 
 from posttrain_service.clock import Clock, SystemClock
 from posttrain_service.domain.keys import DEFAULT_OWNER, Caller
@@ -54,6 +54,7 @@ STOP_JOBS_MARGIN_S = 15.0
 LOOPS_STOP_S = 5.0
 SCHEDULER = "scheduler"
 _POLL_S = 0.1
+_SQLITE_FILE = "sqlite:///"
 
 
 @dataclass(frozen=True)
@@ -241,16 +242,17 @@ def _views(shared: _Shared, health: Health) -> Callable[[Caller], Services]:
 
 def has_keys(settings: Settings) -> bool:
     """Whether somebody could call this server with a key. Makes nothing: a database that isn't there has none."""
-    url = make_url(settings.effective_database_url)
-    if url.get_backend_name() == "sqlite" and not Path(url.database or "").is_file():
+    url = settings.effective_database_url
+    if url.startswith(_SQLITE_FILE) and not Path(url.removeprefix(_SQLITE_FILE)).is_file():
         return False
-    engine = make_engine(settings.effective_database_url, busy_timeout_s=settings.database_busy_timeout_s)
+    engine = make_engine(url, busy_timeout_s=settings.database_busy_timeout_s)
+    store = Store(engine)
     try:
-        if not inspect(engine).has_table("api_keys"):
-            return False
-        return any(key.revoked_at is None for key in Store(engine).keys.all())
+        with store.database.read() as connection:
+            known = inspect(connection).has_table("api_keys")
+        return known and any(key.revoked_at is None for key in store.keys.all())
     finally:
-        engine.dispose()
+        store.close()
 
 
 def _make_folders(settings: Settings) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Literal
 
+_KEY = re.compile(r"(pt_[0-9a-f]{16})_[A-Za-z0-9_-]{43}")
 _context: ContextVar[dict[str, str] | None] = ContextVar("posttrain_log_context", default=None)
 
 
@@ -48,7 +50,7 @@ class TextFormatter(logging.Formatter):
         message = "".join(c if c.isprintable() else repr(c)[1:-1] for c in record.getMessage())
         extra = "".join(f" [{key}={value}]" for key, value in (_context.get() or {}).items())
         line = f"{_time(record)} {record.levelname} {record.name.removeprefix('posttrain_service.')}: {message}{extra}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        return without_keys(f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line)
 
 
 class JsonFormatter(logging.Formatter):
@@ -65,7 +67,12 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             data["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(data, ensure_ascii=False)
+        return without_keys(json.dumps(data, ensure_ascii=False))
+
+
+def without_keys(text: str) -> str:
+    """The text with the secret part of every API key left out, wherever somebody may have put one, such as in a URL."""
+    return _KEY.sub(r"\1_...", text)
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -1,6 +1,6 @@
 """Every setting of the service: one flat, frozen tree, read from `POSTTRAIN_*` variables and from `posttrain serve`'s flags.
 
-The sentence under each field is its documentation. Client-side variables (`POSTTRAIN_SERVER`, `POSTTRAIN_API_KEY`) are
+The sentence under each field is its documentation. Client-side variables (`POSTTRAIN_SERVER`, `POSTTRAIN_API_KEY`, `POSTTRAIN_API_KEY_FILE`) are
 the command line's own and not here.
 """
 
@@ -18,7 +18,7 @@ from pydantic import Field, FiniteFloat, SecretStr, field_validator, model_valid
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 ENV_PREFIX = "POSTTRAIN_"
-_NOT_OURS = frozenset({"SERVER", "API_KEY", "JOB_UUID", "ATTEMPT", "LAUNCHER_LOCK"})  # the client's, and the markers of a job's processes
+_NOT_OURS = frozenset({"SERVER", "API_KEY", "API_KEY_FILE", "JOB_UUID", "ATTEMPT", "LAUNCHER_LOCK"})  # the client's, and the markers of a job's processes
 
 Seconds = Annotated[FiniteFloat, Field(gt=0, le=10 * 365 * 86400)]
 Bytes = Annotated[int, Field(ge=0, le=2**60)]

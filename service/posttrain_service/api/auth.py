@@ -39,10 +39,10 @@ class Gate:
         recheck_s: See RECHECK_S.
     """
 
-    def __init__(self, app: ASGIApp, *, services: Callable[[], Services], recheck_s: float = RECHECK_S) -> None:
+    def __init__(self, app: ASGIApp, *, services: Callable[[], Services], recheck_s: float | None = None) -> None:
         self.app = app
         self._services = services
-        self._recheck_s = recheck_s
+        self._recheck_s = RECHECK_S if recheck_s is None else recheck_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let one request through, or answer for it."""

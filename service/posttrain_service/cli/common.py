@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,23 +14,28 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from posttrain_service.cli.apikey import KEY_FILE_VARIABLE, read_key
 from posttrain_service.client import ApiError, Client, ServerGone
 from posttrain_service.errors import ServiceError
 
 DEFAULT_SERVER = "http://127.0.0.1:8484"
 
 ServerOption = Annotated[str, typer.Option("--server", envvar="POSTTRAIN_SERVER", help="Address of the server.")]
-KeyOption = Annotated[
-    str | None, typer.Option("--api-key", envvar="POSTTRAIN_API_KEY", help="Key that the server knows the caller by.")
-]
+KeyFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--api-key-file", envvar=KEY_FILE_VARIABLE, show_default=False,
+        help="File with the API key, readable by you alone; without it POSTTRAIN_API_KEY, else api-key in the settings folder.",
+    ),
+]  # fmt: skip
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the server's JSON.")]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB_UUID", help="The job's id.")]
 
 
 @contextmanager
-def connected(server: str, api_key: str | None) -> Iterator[Client]:
+def connected(server: str, key_file: Path | None) -> Iterator[Client]:
     """A client; an error that the user can do something about ends the command with one sentence and exit code 1."""
-    with sentences(), Client(server, api_key=api_key) as client:
+    with sentences(), Client(server, api_key=read_key(key_file)) as client:
         yield client
 
 

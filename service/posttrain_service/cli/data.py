@@ -12,7 +12,7 @@ from rich.console import Console
 from posttrain_service.cli.common import (
     DEFAULT_SERVER,
     JsonOption,
-    KeyOption,
+    KeyFileOption,
     ServerOption,
     connected,
     sentences,
@@ -46,10 +46,10 @@ def validate(
     ] = "assistant",
     as_json: JsonOption = False,
     server: ServerOption = DEFAULT_SERVER,
-    api_key: KeyOption = None,
+    key_file: KeyFileOption = None,
 ) -> None:
     """Say line by line what is wrong with a file; exit code 1 when something is. Needs a server only with --model."""
-    report = _here(file, train_on) if model is None else _there(file, model, train_on, server, api_key)
+    report = _here(file, train_on) if model is None else _there(file, model, train_on, server, key_file)
     if as_json:
         show_json(report)
     else:
@@ -98,8 +98,8 @@ def _here(file: Path, train_on: TrainOn) -> dict[str, Any]:
         return report_json(validate_file(file, train_on=train_on))
 
 
-def _there(file: Path, model: str, train_on: TrainOn, server: str, api_key: str | None) -> dict[str, Any]:
-    with connected(server, api_key) as client:
+def _there(file: Path, model: str, train_on: TrainOn, server: str, key_file: Path | None) -> dict[str, Any]:
+    with connected(server, key_file) as client:
         file_id = client.upload(file)["id"]
         try:
             return client.validate(file_id, model=model, train_on=train_on)

@@ -16,7 +16,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from posttrain_service.cli.common import KeyOption, say, sentences
+from posttrain_service.cli.apikey import read_key
+from posttrain_service.cli.common import KeyFileOption, say, sentences
 from posttrain_service.cli.demo_download import fetch
 from posttrain_service.cli.demo_model import BaseModel, ask, obtain
 from posttrain_service.cli.demo_screen import DemoError, compare, farewell, follow, told
@@ -66,14 +67,14 @@ def demo(
         str | None, typer.Option(envvar="POSTTRAIN_SERVER", help="Use this service instead of finding or starting one.")
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Train anew, even if an earlier demo's job can be shown.")] = False,
-    api_key: KeyOption = None,
+    key_file: KeyFileOption = None,
 ) -> None:
     """Fine-tune SmolLM2-135M over HTTP on sample data, and compare its answers before and after."""
     console = Console(highlight=False)
     settings = Settings() if storage_dir is None else Settings(storage_dir=storage_dir)
     try:
         with sentences():
-            run(console, settings, server, api_key, again=again)
+            run(console, settings, server, read_key(key_file), again=again)
     except DemoError as error:
         for line in f"error: {error}".splitlines():
             say(line)

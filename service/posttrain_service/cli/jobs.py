@@ -12,7 +12,7 @@ from posttrain_service.cli.common import (
     DEFAULT_SERVER,
     JobArgument,
     JsonOption,
-    KeyOption,
+    KeyFileOption,
     ServerOption,
     connected,
     say,
@@ -41,10 +41,10 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and start nothing.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Print the log until the job ends.")] = False,
     server: ServerOption = DEFAULT_SERVER,
-    api_key: KeyOption = None,
+    key_file: KeyFileOption = None,
 ) -> None:
     """Submit a job; prints its id."""
-    with connected(server, api_key) as client:
+    with connected(server, key_file) as client:
         read = read_request(file)
         for note in read.notes:
             say(f"note: {note}")
@@ -67,10 +67,10 @@ def list_(
     limit: Annotated[int, typer.Option(min=1, help="Most jobs to show.")] = 20,
     as_json: JsonOption = False,
     server: ServerOption = DEFAULT_SERVER,
-    api_key: KeyOption = None,
+    key_file: KeyFileOption = None,
 ) -> None:
     """List jobs, newest first."""
-    with connected(server, api_key) as client:
+    with connected(server, key_file) as client:
         query: dict[str, Any] = {"limit": min(limit, 100)} | ({"status": status} if status else {})
         found = [job for job, _ in zip(client.jobs(**query), range(limit), strict=False)]
         if as_json:
@@ -87,10 +87,10 @@ def list_(
 
 @app.command()
 def show(
-    job_uuid: JobArgument, as_json: JsonOption = False, server: ServerOption = DEFAULT_SERVER, api_key: KeyOption = None
+    job_uuid: JobArgument, as_json: JsonOption = False, server: ServerOption = DEFAULT_SERVER, key_file: KeyFileOption = None
 ) -> None:
     """Show one job."""
-    with connected(server, api_key) as client:
+    with connected(server, key_file) as client:
         job = client.job(job_uuid)
         if as_json:
             show_json(job)
@@ -114,10 +114,10 @@ def logs(
     source: Annotated[str | None, typer.Option(help="torchrun, rank-0, ...")] = None,
     attempt: Annotated[int | None, typer.Option(min=1, help="Attempt; the newest unless told.")] = None,
     server: ServerOption = DEFAULT_SERVER,
-    api_key: KeyOption = None,
+    key_file: KeyFileOption = None,
 ) -> None:
     """Print a job's log."""
-    with connected(server, api_key) as client:
+    with connected(server, key_file) as client:
         asked: dict[str, Any] = {"source": source, "attempt": attempt}
         asked = {name: value for name, value in asked.items() if value is not None}
         last = {} if tail is None else {"tail": tail}
@@ -134,10 +134,10 @@ def metrics(
     ] = "epoch,loss,learning_rate,grad_norm,tokens_per_s",
     as_json: JsonOption = False,
     server: ServerOption = DEFAULT_SERVER,
-    api_key: KeyOption = None,
+    key_file: KeyFileOption = None,
 ) -> None:
     """Print a job's metrics by step."""
-    with connected(server, api_key) as client:
+    with connected(server, key_file) as client:
         points = client.metrics(job_uuid, names=names)
         if as_json:
             show_json(points)
@@ -147,8 +147,8 @@ def metrics(
 
 
 def _verb(name: Literal["cancel", "pause", "resume", "retry"], sentence: str) -> None:
-    def run(job_uuid: JobArgument, server: ServerOption = DEFAULT_SERVER, api_key: KeyOption = None) -> None:
-        with connected(server, api_key) as client:
+    def run(job_uuid: JobArgument, server: ServerOption = DEFAULT_SERVER, key_file: KeyFileOption = None) -> None:
+        with connected(server, key_file) as client:
             job = getattr(client, name)(job_uuid)
             print(job["status"])
 
@@ -162,9 +162,9 @@ _verb("retry", "Start a new attempt of a job that failed or was cancelled.")
 
 
 @app.command()
-def delete(job_uuid: JobArgument, server: ServerOption = DEFAULT_SERVER, api_key: KeyOption = None) -> None:
+def delete(job_uuid: JobArgument, server: ServerOption = DEFAULT_SERVER, key_file: KeyFileOption = None) -> None:
     """Remove an ended job with its files."""
-    with connected(server, api_key) as client:
+    with connected(server, key_file) as client:
         client.delete_job(job_uuid)
 
 
@@ -176,10 +176,10 @@ def download(
     ] = None,
     checkpoint: Annotated[str | None, typer.Option(help="E.g. step-000100; the newest unless told.")] = None,
     server: ServerOption = DEFAULT_SERVER,
-    api_key: KeyOption = None,
+    key_file: KeyFileOption = None,
 ) -> None:
     """Download a checkpoint as a tar."""
-    with connected(server, api_key) as client:
+    with connected(server, key_file) as client:
         chosen = checkpoint or _newest(client, job_uuid)
         path = target or Path(f"{job_uuid}-{chosen}.tar")
         print(client.download_checkpoint(job_uuid, chosen, path))

@@ -11,7 +11,7 @@ import typer
 from posttrain_service import __version__
 from posttrain_service.app import openapi_yaml
 from posttrain_service.cli import config, data, db, jobs, keys, serve
-from posttrain_service.cli.common import DEFAULT_SERVER, KeyOption, ServerOption, connected, show_json
+from posttrain_service.cli.common import DEFAULT_SERVER, KeyFileOption, ServerOption, connected, show_json
 from posttrain_service.cli.demo import demo
 from posttrain_service.cli.doctor import doctor
 from posttrain_service.cli.train import train
@@ -52,7 +52,7 @@ def openapi(
 def version(
     remote: Annotated[bool, typer.Option("--remote", help="Ask the server for its versions too.")] = False,
     server: ServerOption = DEFAULT_SERVER,
-    api_key: KeyOption = None,
+    key_file: KeyFileOption = None,
 ) -> None:
     """Print versions."""
     found: dict[str, object] = {
@@ -61,7 +61,7 @@ def version(
         "python": platform.python_version(),
     }
     if remote:
-        with connected(server, api_key) as client:
+        with connected(server, key_file) as client:
             found["server"] = client.version()
     show_json(found)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -263,11 +264,6 @@ class FakeStreams:
         self.closed.set()
 
 
-class FakeAccess:
-    def caller(self, sent):
-        return None
-
-
 class FakeHealth:
     good = True
 
@@ -299,7 +295,7 @@ class FakeRuntime:
 
 def fake_runtime(folder: Path, settings: Settings) -> FakeRuntime:
     jobs = FakeJobs(folder)
-    files, access = FakeFiles(folder, settings), FakeAccess()
+    files, access = FakeFiles(folder, settings), SimpleNamespace(caller=lambda sent: None)
     return FakeRuntime(
         Services(jobs, files, FakeDatasets(), FakeModels(), FakeStreams(jobs), FakeHealth(), settings, None, access)
     )

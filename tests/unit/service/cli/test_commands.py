@@ -39,10 +39,10 @@ def test_flags_are_read_like_variables(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--host", "0.0.0.0"), "no API keys are configured"),
+        (("--host", "0.0.0.0"), "there are no API keys"),
         (("--port", "-1"), "port"),
         (("--database-url", "mysql://u:secret@h/d"), "database_url"),
-        (("--host", "192.0.2.1"), "no API keys are configured"),
+        (("--host", "192.0.2.1"), "there are no API keys"),
     ],
 )
 def test_serve_refuses_with_a_sentence(tmp_path, flags, words):
