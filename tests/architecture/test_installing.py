@@ -42,6 +42,16 @@ def test_a_wheel_holds_migrations_sample_data_and_type_marks(repository: Path, t
     assert {top for top in tops if not top.endswith(".dist-info")} == {"posttrain_service", "posttrain_trainer"}
 
 
+def test_an_editable_installation_copies_nothing_that_could_grow_stale(repository: Path, tmp_path: Path) -> None:
+    code = "import sys, hatchling.build as build; build.build_editable(sys.argv[1])"
+    built = run([sys.executable, "-c", code, str(tmp_path)], cwd=repository)
+    assert built.returncode == 0, built.stdout[-2000:] + built.stderr[-2000:]
+    [wheel] = tmp_path.glob("posttrain-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        [link] = [name for name in archive.namelist() if ".dist-info/" not in name]
+        assert archive.read(link).decode().splitlines() == [str(repository / "service"), str(repository / "trainer")]
+
+
 def test_the_extras_leave_an_installed_torch_alone(repository: Path, tmp_path: Path) -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed here")
