@@ -7,8 +7,8 @@ a crash and swept.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,22 +93,52 @@ class Submitter:
         if (known := self.known(request.job_uuid, request.digest(), key, owner)) is not None:
             return known, False
         checked = self.check(request)
+        stored, new = self.keep(checked, queued_events(checked), digest=request.digest(), key=key, owner=owner)
+        if new:
+            self._hints.scheduler.give()
+        return stored, new
+
+    def keep(
+        self,
+        checked: Checked,
+        events: NewEvent | Sequence[NewEvent],
+        *,
+        digest: str,
+        key: IdempotencyKey | None,
+        owner: str,
+        notes: Mapping[str, Any] | None = None,
+    ) -> tuple[Job, bool]:
+        """Store a new job with its folder, or find the one that the same request made meanwhile and leave no folder.
+
+        Args:
+            checked: What the job is made of.
+            events: What is told of it first.
+            digest: Of the request's meaning.
+            key: To find the job again by.
+            owner: Whose it is.
+            notes: What its spec says besides.
+
+        Raises:
+            DiskFull: The disk is below its reserve.
+            QuotaExceeded: The owner's share of the storage, or the whole, is used up.
+            Conflict: The job_uuid is taken by another request.
+        """
         self.check_disk(checked)
         run_id = new_run_id()
         run_dir = RunDir(self.settings.jobs_dir / run_id)
         try:
             data = place_all(checked, run_dir)
-            job = self.make_job(checked, run_id, owner, data, request.digest())
+            job = self._make_job(checked, run_id, owner, data, digest)
+            job = replace(job, spec=job.spec | dict(notes or {}))
             write_json(run_dir.spec, {"run_id": run_id, "job_uuid": job.job_uuid, **job.spec})
-            stored, new = self._store.jobs.insert(job, queued_events(checked), idempotency=key)
+            stored, new = self._store.jobs.insert(job, events, idempotency=key)
         except BaseException:
-            self.discard(run_dir, run_id)
+            if not self._store.jobs.exists(run_id):  # a lost answer may hide that it was stored
+                shutil.rmtree(run_dir.path, ignore_errors=True)
             raise
         if not new:
             shutil.rmtree(run_dir.path)
-            return stored, False
-        self._hints.scheduler.give()
-        return stored, True
+        return stored, new
 
     def check(self, request: JobRequest) -> Checked:
         """Check model, knobs, devices and every row of a request; nothing is stored.
@@ -204,7 +234,7 @@ class Submitter:
                 "if the disk fills, the job stops with its last complete checkpoint"
             )
 
-    def make_job(self, checked: Checked, run_id: str, owner: str, data: dict[str, str], digest: str) -> Job:
+    def _make_job(self, checked: Checked, run_id: str, owner: str, data: dict[str, str], digest: str) -> Job:
         """The row of a new job, queued now.
 
         Raises:
@@ -235,11 +265,6 @@ class Submitter:
             keep=request.retention.keep,
             retry=_retry(request),
         )
-
-    def discard(self, run_dir: RunDir, run_id: str) -> None:
-        """Remove the folder of a job that was not stored; if a lost answer hides that it was, keep it."""
-        if not self._store.jobs.exists(run_id):
-            shutil.rmtree(run_dir.path, ignore_errors=True)
 
 
 def _retry(request: JobRequest) -> RetryPolicy:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ from posttrain_service.domain.deadlines import Limits, on_entry
 from posttrain_service.domain.job import Job, NewEvent
 from posttrain_service.domain.lifecycle import EndReason, JobState
 from posttrain_service.errors import InvalidRequest, PayloadTooLarge
-from posttrain_service.ids import new_run_id
 from posttrain_service.logs import log_context
 from posttrain_service.settings import Settings
 from posttrain_service.store.idempotency import IdempotencyKey
@@ -35,7 +33,7 @@ from posttrain_service.work.hints import Hints
 from posttrain_service.work.leader import Leader
 from posttrain_service.work.models import Model
 from posttrain_service.work.prepare import prepare
-from posttrain_service.work.submit import CREATE, Checked, Submitter, make_spec, place_all, queued_events
+from posttrain_service.work.submit import CREATE, Checked, Submitter, make_spec, queued_events
 from posttrain_service.work.uploads import check_key
 from posttrain_service.work.webhooks import check_webhook
 from posttrain_trainer.contract.rowreport import RowReport
@@ -79,26 +77,18 @@ class Validator:
             key = IdempotencyKey(owner, CREATE, check_key(idempotency_key), digest, self.settings.idempotency_ttl_s)
         if (known := self.submitter.known(request.job_uuid, digest, key, owner)) is not None:
             return known, False
-        checked = self._unread(asked)
-        self.submitter.check_disk(checked)
-        run_id = new_run_id()
-        run_dir = RunDir(self.settings.jobs_dir / run_id)
-        try:
-            data = place_all(checked, run_dir)
-            job = self.submitter.make_job(checked, run_id, owner, data, digest)
-            body = request.model_dump(mode="json", exclude_unset=True)
-            job = replace(job, spec=job.spec | {CHECK: {"request": body, "auto": list(asked.auto)}})
-            write_json(run_dir.spec, {"run_id": run_id, "job_uuid": job.job_uuid, **job.spec})
-            event = NewEvent("validating", "the job is accepted; its files are being checked")
-            stored, new = self.store.jobs.insert(job, event, idempotency=key)
-        except BaseException:
-            self.submitter.discard(run_dir, run_id)
-            raise
-        if not new:
-            shutil.rmtree(run_dir.path)
-            return stored, False
-        self.hints.validator.give()
-        return stored, True
+        body = request.model_dump(mode="json", exclude_unset=True)
+        stored, new = self.submitter.keep(
+            self._unread(asked),
+            NewEvent("validating", "the job is accepted; its files are being checked"),
+            digest=digest,
+            key=key,
+            owner=owner,
+            notes={CHECK: {"request": body, "auto": list(asked.auto)}},
+        )
+        if new:
+            self.hints.validator.give()
+        return stored, new
 
     def round(self) -> None:
         """Check the rows of every job that waits for it."""
