@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from posttrain_trainer import logs
+from posttrain_trainer.contract.base import Model
 from posttrain_trainer.contract.errors import InvalidArguments
 from posttrain_trainer.contract.spec import FullTrainingArguments
 from posttrain_trainer.data.loader import StepLoader
@@ -29,14 +30,14 @@ from posttrain_trainer.models.templates import resolve_template
 M = TypeVar("M", bound=BaseModel)
 
 
-class _Request(BaseModel):
+class _Request(Model):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
 class _Inspect(_Request):
     data_path: str
     model_path: str
-    train_args: dict[str, Any] = {}
+    train_args: dict[str, Any] = Field(default_factory=dict)
     examples: int = Field(default=0, ge=0, le=1000)
 
 
