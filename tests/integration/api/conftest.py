@@ -295,10 +295,8 @@ class FakeRuntime:
 
 def fake_runtime(folder: Path, settings: Settings) -> FakeRuntime:
     jobs = FakeJobs(folder)
-    files, access = FakeFiles(folder, settings), SimpleNamespace(caller=lambda sent: None)
-    return FakeRuntime(
-        Services(jobs, files, FakeDatasets(), FakeModels(), FakeStreams(jobs), FakeHealth(), settings, None, access)
-    )
+    others = FakeFiles(folder, settings), FakeDatasets(), FakeModels(), FakeStreams(jobs), FakeHealth(), settings, None
+    return FakeRuntime(Services(jobs, *others, SimpleNamespace(caller=lambda sent: None)))
 
 
 @pytest.fixture
