@@ -93,15 +93,15 @@ def test_a_result_is_a_model_and_goes_with_its_job(server, client, jobs):
 
 
 def test_bad_lines_end_the_job_and_are_told(server, jobs, row):
-    rows = [row(), b"not json", {"messages": []}, row(), {"nothing": 1}]
+    rows = [row(), b"not json", {"messages": []}, row(), {"nothing": 1}, {"messages": [{"role": "user", "content": "unanswered"}]}]
     made = jobs.create(model="tiny", training_file=server.upload(*rows))
     assert made.status == "validating_files"
     failed = server.wait(made, "failed")
     assert (failed.error.code, failed.error.param) == ("invalid_data", "training_file")
-    for line in (2, 3, 5):
+    for line in (2, 3, 5, 6):
         assert f"line {line}:" in failed.error.message
     messages = [event.message for event in jobs.list_events(made.id) if event.level == "error"]
-    assert [line for line in (2, 3, 5) if any(f"training_file, line {line}:" in text for text in messages)] == [2, 3, 5]
+    assert [line for line in (2, 3, 5, 6) if any(f"training_file, line {line}:" in text for text in messages)] == [2, 3, 5, 6]
     assert failed.result_files == []
     skipping = jobs.create(model="tiny", training_file=server.upload(*rows), extra_body={"training": {"invalid_rows": "skip"}})
     assert server.wait(skipping, "succeeded", "failed").status == "succeeded"
