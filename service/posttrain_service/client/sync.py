@@ -1,80 +1,40 @@
-"""A small HTTP client for the native API and the file routes: what the command line and remote adapters use.
-
-Standard use::
-
-    with Client("http://127.0.0.1:8484") as client:
-        file_id = client.upload(Path("rows.jsonl"))["id"]
-        job = client.create_job({"model": "smollm2-135m-instruct", "dataset": file_id})
-        for event in client.stream(job["job_uuid"], "metrics"):
-            print(event.data)
-"""
+"""The client that blocks."""
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
-from urllib.parse import quote, urlsplit
+from typing import Any, Self
+from urllib.parse import quote
 
 import httpx
 
-from posttrain_service.errors import InvalidRequest
-
-StreamKind = Literal["events", "logs", "metrics"]
-JSON = dict[str, Any]
-
-_ATTEMPTS = 3
-_TIMEOUT = httpx.Timeout(60.0, connect=5.0)
-_STREAM_TIMEOUT = httpx.Timeout(60.0, connect=5.0, read=45.0)
-"""The server beats every 10 s; a stream that is silent for longer is dead."""
-
-
-class ApiError(Exception):
-    """An answer that is an error.
-
-    Attributes:
-        status: HTTP status.
-        code: Stable name of the error.
-        message: What is wrong and what to do.
-        param: Field at fault.
-        errors: Every single fault, e.g. bad lines of a data set.
-        request_id: The id under which the server's log has it.
-    """
-
-    def __init__(self, response: httpx.Response) -> None:
-        try:
-            error = response.json()["error"]
-        except (ValueError, KeyError, TypeError):
-            error = {"message": f"the server answered {response.status_code} without saying why"}
-        self.status = response.status_code
-        self.code = str(error.get("code"))
-        self.message = str(error.get("message"))
-        self.param: str | None = error.get("param")
-        self.errors: list[JSON] = error.get("errors", [])
-        self.request_id = response.headers.get("x-request-id")
-        super().__init__(self.message)
-
-
-class ServerGone(Exception):
-    """The server cannot be reached, or ended a stream before the job had ended. The job itself goes on."""
-
-
-@dataclass(frozen=True)
-class ServerEvent:
-    """One event of a stream."""
-
-    event: str
-    """log, metric, event or end."""
-    data: JSON
-    """Its content."""
-    id: str | None
-    """Cursor that resumes after it."""
+from posttrain_service.client.base import (
+    ATTEMPTS,
+    CUT,
+    JSON,
+    PATIENCE_S,
+    STREAM_TIMEOUT,
+    TIMEOUT,
+    ApiError,
+    Patience,
+    ServerEvent,
+    ServerGone,
+    StreamKind,
+    check_address,
+    checked,
+    checkpoint_path,
+    gone,
+    job_path,
+    parse_sse,
+    signed,
+    stream_headers,
+    validation,
+)
 
 
 class Client:
@@ -92,11 +52,10 @@ class Client:
     def __init__(
         self, base_url: str, *, api_key: str | None = None, transport: httpx.BaseTransport | None = None
     ) -> None:
-        _check_address(base_url)
-        headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        check_address(base_url)
         # trust_env off: a proxy set for the internet must not see requests to the own machine.
         self._http = httpx.Client(
-            base_url=base_url.rstrip("/"), headers=headers, timeout=_TIMEOUT, transport=transport, trust_env=False
+            base_url=base_url.rstrip("/"), headers=signed(api_key), timeout=TIMEOUT, transport=transport, trust_env=False
         )
 
     def __enter__(self) -> Self:
@@ -122,7 +81,7 @@ class Client:
 
     def job(self, job_uuid: str) -> JSON:
         """One job."""
-        return self._json("GET", _job(job_uuid))
+        return self._json("GET", job_path(job_uuid))
 
     def jobs(self, **query: Any) -> Iterator[JSON]:
         """All jobs that match, newest first; `query` as the list route takes it."""
@@ -130,49 +89,49 @@ class Client:
 
     def cancel(self, job_uuid: str) -> JSON:
         """Stop a job for good."""
-        return self._json("POST", f"{_job(job_uuid)}/cancel")
+        return self._json("POST", f"{job_path(job_uuid)}/cancel")
 
     def pause(self, job_uuid: str) -> JSON:
         """Let a job save and stop."""
-        return self._json("POST", f"{_job(job_uuid)}/pause")
+        return self._json("POST", f"{job_path(job_uuid)}/pause")
 
     def resume(self, job_uuid: str) -> JSON:
         """Queue a paused job again."""
-        return self._json("POST", f"{_job(job_uuid)}/resume")
+        return self._json("POST", f"{job_path(job_uuid)}/resume")
 
     def retry(self, job_uuid: str) -> JSON:
         """Start a new attempt of a job that failed or was cancelled."""
-        return self._json("POST", f"{_job(job_uuid)}/retry")
+        return self._json("POST", f"{job_path(job_uuid)}/retry")
 
     def delete_job(self, job_uuid: str) -> None:
         """Remove an ended job and its artifacts."""
-        self._send("DELETE", _job(job_uuid))
+        self._send("DELETE", job_path(job_uuid))
 
     def events(self, job_uuid: str) -> Iterator[JSON]:
         """All events of a job so far, oldest first."""
-        return self._pages(f"{_job(job_uuid)}/events", "id", {})
+        return self._pages(f"{job_path(job_uuid)}/events", "id", {})
 
     def logs(self, job_uuid: str, **query: Any) -> str:
         """Text of one log; `query` as the logs route takes it, without follow."""
-        return self._send("GET", f"{_job(job_uuid)}/logs", params=query).text
+        return self._send("GET", f"{job_path(job_uuid)}/logs", params=query).text
 
     def log_piece(self, job_uuid: str, **query: Any) -> JSON:
         """The same with where it stands in which log; `<attempt>:<next_offset>` is the cursor that goes on after it."""
-        return self._json("GET", f"{_job(job_uuid)}/logs", params=query, headers={"accept": "application/json"})
+        return self._json("GET", f"{job_path(job_uuid)}/logs", params=query, headers={"accept": "application/json"})
 
     def metrics(self, job_uuid: str, **query: Any) -> list[JSON]:
         """Metrics points by step."""
-        found: list[JSON] = self._json("GET", f"{_job(job_uuid)}/metrics", params=query)["data"]
+        found: list[JSON] = self._json("GET", f"{job_path(job_uuid)}/metrics", params=query)["data"]
         return found
 
     def checkpoints(self, job_uuid: str) -> list[JSON]:
         """Complete checkpoints by step."""
-        return list(self._pages(f"{_job(job_uuid)}/checkpoints", "id", {}))
+        return list(self._pages(f"{job_path(job_uuid)}/checkpoints", "id", {}))
 
     def download_checkpoint(self, job_uuid: str, checkpoint_id: str, target: Path) -> Path:
         """Save a checkpoint's tar as `target`, which appears only when it is complete."""
         partial = target.with_name(f".{target.name}.part")
-        path = f"{_job(job_uuid)}/checkpoints/{quote(checkpoint_id, safe='')}/archive"
+        path = f"{checkpoint_path(job_uuid, checkpoint_id)}/archive"
         with self._open("GET", path) as response, partial.open("wb") as file:
             for piece in response.iter_bytes():
                 file.write(piece)
@@ -182,7 +141,7 @@ class Client:
     def upload(self, path: Path, *, purpose: str = "fine-tune", progress: Callable[[int], None] | None = None) -> JSON:
         """Upload a file; `progress` is told the bytes read so far."""
         with path.open("rb") as file:
-            files = {"file": (path.name, _Watched(file.read, progress), "application/octet-stream")}
+            files = {"file": (path.name, Watched(file.read, progress), "application/octet-stream")}
             return self._json("POST", "/v1/files", data={"purpose": purpose}, files=files, timeout=None)
 
     def delete_file(self, file_id: str) -> None:
@@ -193,9 +152,16 @@ class Client:
         self, dataset: str | JSON, *, model: str | None = None, method: JSON | None = None, train_on: str | None = None
     ) -> JSON:
         """A report on an uploaded file, or on `{"rows": [...]}`, for a method (None = sft), with tokens counted for a model."""
-        given = {"model": model, "method": method, "train_on": train_on}
-        body = {"dataset": dataset} | {name: value for name, value in given.items() if value is not None}
+        body = validation(dataset, model, method, train_on)
         return self._json("POST", "/post_training/datasets/validate", json=body)
+
+    def models(self) -> Iterator[JSON]:
+        """Base models by name, then what jobs have made, newest first."""
+        return self._pages("/v1/models", "id", {})
+
+    def delete_model(self, model: str) -> None:
+        """Remove what a job has made: all its checkpoints, or the one that is named."""
+        self._send("DELETE", f"/v1/models/{quote(model, safe='')}")
 
     def version(self) -> JSON:
         """Versions of the server's parts."""
@@ -222,14 +188,65 @@ class Client:
         Raises:
             ServerGone: The stream ended without `end`. Resume with the id of the last event that had one.
         """
-        headers = {"accept": "text/event-stream"} | ({} if after is None else {"last-event-id": after})
-        path = f"{_job(job_uuid)}/{kind}"
-        with self._open("GET", path, headers=headers, params=query, timeout=_STREAM_TIMEOUT) as response:
+        return self._stream(job_uuid, kind, after, query, lambda: None)
+
+    def follow(
+        self,
+        job_uuid: str,
+        kind: StreamKind,
+        *,
+        after: str | None = None,
+        patience_s: float = PATIENCE_S,
+        on_gone: Callable[[ServerGone], None] | None = None,
+        **query: Any,
+    ) -> Iterator[ServerEvent]:
+        """`stream` that goes on when the server comes back, right after the last event: nothing twice, nothing left out.
+
+        Args:
+            job_uuid: The job.
+            kind: Which stream.
+            after: Cursor to begin after.
+            patience_s: Longest time that the server may be away; 0 = its loss is an error at once.
+            on_gone: Told once each time that the server goes away.
+            query: As the route takes it.
+
+        Raises:
+            ServerGone: It did not come back in time.
+        """
+        patience = Patience(patience_s, on_gone)
+        while True:
+            try:
+                for event in self._stream(job_uuid, kind, after, query, patience.opened):
+                    patience.heard()
+                    after = event.id or after
+                    yield event
+                return
+            except (ServerGone, ApiError) as error:
+                pause_s = patience.lost(error)
+            time.sleep(pause_s)
+
+    def wait(self, job_uuid: str, *, progress: Callable[[JSON], None] | None = None, patience_s: float = PATIENCE_S) -> JSON:
+        """The job once it has ended; `progress` is told each metrics point as it is measured.
+
+        Raises:
+            ServerGone: The server went away for longer than `patience_s`.
+        """
+        for event in self.follow(job_uuid, "metrics", patience_s=patience_s):
+            if event.event == "metric" and progress is not None:
+                progress(event.data)
+        return self.job(job_uuid)
+
+    def _stream(
+        self, job_uuid: str, kind: StreamKind, after: str | None, query: Mapping[str, Any], opened: Callable[[], None]
+    ) -> Iterator[ServerEvent]:
+        path = f"{job_path(job_uuid)}/{kind}"
+        with self._open("GET", path, headers=stream_headers(after), params=query, timeout=STREAM_TIMEOUT) as response:
+            opened()
             for event in parse_sse(response.iter_bytes()):
                 yield event
                 if event.event == "end":
                     return
-        raise ServerGone("the server ended the stream before the job had ended; the job goes on")
+        raise ServerGone(CUT)
 
     def _pages(self, path: str, key: str, query: Mapping[str, Any]) -> Iterator[JSON]:
         after: dict[str, str] = {}
@@ -247,16 +264,16 @@ class Client:
     def _send(self, method: str, path: str, **how: Any) -> httpx.Response:
         """One request; what is safe to repeat is repeated after a broken connection or a "busy"."""
         repeatable = "files" not in how
-        for attempt in range(1, _ATTEMPTS + 1):
-            last = attempt == _ATTEMPTS or not repeatable
+        for attempt in range(1, ATTEMPTS + 1):
+            last = attempt == ATTEMPTS or not repeatable
             try:
                 response = self._http.request(method, path, **how)
             except httpx.TransportError as error:
                 if last:
-                    raise self._gone(error) from error
+                    raise gone(self._http.base_url, error) from error
             else:
                 if response.status_code != 503 or last:
-                    return _checked(response)
+                    return checked(response)
             time.sleep(0.2 * attempt)
         raise AssertionError("the last attempt returns or raises")
 
@@ -267,16 +284,12 @@ class Client:
             with self._http.stream(method, path, **how) as response:
                 if response.status_code >= 400:
                     response.read()
-                yield _checked(response)
+                yield checked(response)
         except httpx.TransportError as error:
-            raise self._gone(error) from error
-
-    def _gone(self, error: httpx.TransportError) -> ServerGone:
-        what = "no server answers at" if isinstance(error, httpx.ConnectError) else "the connection broke to"
-        return ServerGone(f"{what} {self._http.base_url}: {error or type(error).__name__}")
+            raise gone(self._http.base_url, error) from error
 
 
-class _Watched:
+class Watched:
     """A readable that tells how much was read."""
 
     def __init__(self, read: Callable[[int], bytes], progress: Callable[[int], None] | None) -> None:
@@ -289,53 +302,3 @@ class _Watched:
         if self._progress is not None:
             self._progress(self._sum)
         return data
-
-
-def parse_sse(pieces: Iterator[bytes]) -> Iterator[ServerEvent]:
-    """Server-sent events out of bytes that may be cut anywhere; comments are dropped.
-
-    Lines end with LF, CR or CRLF only: text such as U+2028 inside the data is no line end.
-    """
-    fields: dict[str, list[str]] = {}
-    for line in _lines(pieces):
-        if line:
-            name, _, value = line.partition(":")
-            if name:
-                fields.setdefault(name, []).append(value.removeprefix(" "))
-        else:
-            if "data" in fields:
-                event = fields.get("event", ["message"])[-1]
-                yield ServerEvent(event, json.loads("\n".join(fields["data"])), fields.get("id", [None])[-1])
-            fields = {}
-
-
-def _lines(pieces: Iterator[bytes]) -> Iterator[str]:
-    rest = b""
-    for piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            yield line.removesuffix(b"\r").decode("utf-8")
-
-
-def _checked(response: httpx.Response) -> httpx.Response:
-    if response.status_code >= 400:
-        raise ApiError(response)
-    return response
-
-
-def _check_address(url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        wrong = parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
-        httpx.URL(url)
-    except (ValueError, httpx.InvalidURL):  # unbalanced brackets, a port beyond 65535, control characters
-        wrong = True
-    if wrong:
-        raise InvalidRequest(f"{url!r} is no address of a server; they look like http://127.0.0.1:8484", param="server")
-
-
-def _job(job_uuid: str) -> str:
-    """The job's path. An id of dots alone would be a step in the path, whether escaped or not."""
-    if not job_uuid.strip(".") or "/" in job_uuid:
-        raise InvalidRequest(f"there is no job {job_uuid!r}", code="not_found", param="job_uuid")
-    return f"/post_training/jobs/{quote(job_uuid, safe='')}"
