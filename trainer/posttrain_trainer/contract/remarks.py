@@ -6,7 +6,7 @@ silence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from posttrain_trainer.contract.messages import Message
@@ -31,8 +31,13 @@ def unknown_keys(value: Any, where: str, *, as_json: bool = True) -> tuple[str, 
     """
     if isinstance(value, str):
         value = parse_json(value) if as_json else []
-    items = value if isinstance(value, list) else [value]
+    items = [item for item in (value if isinstance(value, list) else [value]) if not _is_plain(item)]
     return tuple(dict.fromkeys(key for item in items if isinstance(item, dict) for key in _in_message(item, f"{where}[]")))
+
+
+def _is_plain(item: Any) -> bool:
+    """Whether there is nothing to look for, as in nearly all messages: just a role and its text."""
+    return isinstance(item, dict) and len(item) == 2 and "role" in item and isinstance(item.get("content"), str)
 
 
 def _in_message(item: dict[str, Any], where: str) -> Iterator[str]:
@@ -57,12 +62,14 @@ def _others(item: Any, known: Iterable[str], where: str) -> Iterator[str]:
         yield from (f"{where}.{str(key)[:64]}" for key in item if key not in known and item[key] is not None)
 
 
-def tool_remarks(turns: Iterable[Message]) -> tuple[str, ...]:
+def tool_remarks(turns: Sequence[Message]) -> tuple[str, ...]:
     """What does not fit between the tool calls of a conversation and their results, each fault once.
 
     Calls without ids (as sharegpt has them) are matched by their number. Calls that nothing follows any more are fine:
     the conversation ends by calling.
     """
+    if not any(turn.tool_calls or turn.role == "tool" for turn in turns):
+        return ()
     found: dict[str, None] = {}
     open_calls: list[str | None] = []
     called = False

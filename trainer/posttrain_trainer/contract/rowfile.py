@@ -139,7 +139,7 @@ def parse_json(text: str) -> Any:
         ValueError: With the reason and, for a syntax error, the column.
     """
     try:
-        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=strict_object)
+        value = _STRICT.decode(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at column {error.colno}") from error
     except RecursionError as error:
@@ -172,6 +172,9 @@ def strict_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise ValueError(f"the key {key_given_twice(pairs)!r} stands twice in one object; keep one")
     return found
+
+
+_STRICT = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=strict_object)
 
 
 def _check_surrogates(text: str, value: Any) -> None:
