@@ -53,6 +53,7 @@ def settings() -> str:
         ("---", "---"),
         ("`POSTTRAIN_SERVER`", "Address of the service that the command line talks to, instead of `http://127.0.0.1:8484`."),
         ("`POSTTRAIN_API_KEY`", "Sent by the command line as bearer token."),
+        ("`POSTTRAIN_API_KEY_FILE`", "File with the key, which only its owner may read; goes before `POSTTRAIN_API_KEY`."),
     ]
     intro = "A flag wins over the variable, the variable over the default. Unknown `POSTTRAIN_*` variables are told at start."
     return f"{NOTE}# Settings\n\n{intro}\n\n{table(rows)}\n\nFor the command line as a client:\n\n{table(client)}\n"

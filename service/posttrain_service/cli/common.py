@@ -18,6 +18,11 @@ from posttrain_service.cli.apikey import KEY_FILE_VARIABLE, read_key
 from posttrain_service.client import ApiError, Client, ServerGone
 from posttrain_service.errors import ServiceError
 
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 refused or failed, also a job that was followed and failed or was cancelled; 2 wrong usage; "
+    "3 the server can't be reached or went away, while its jobs go on."
+)
+EXIT_GONE = 3
 DEFAULT_SERVER = "http://127.0.0.1:8484"
 
 ServerOption = Annotated[str, typer.Option("--server", envvar="POSTTRAIN_SERVER", help="Address of the server.")]
@@ -34,26 +39,28 @@ JobArgument = Annotated[str, typer.Argument(metavar="JOB_UUID", help="The job's 
 
 @contextmanager
 def connected(server: str, key_file: Path | None) -> Iterator[Client]:
-    """A client; an error that the user can do something about ends the command with one sentence and exit code 1."""
+    """A client; an error that the user can do something about ends the command with one sentence."""
     with sentences(), Client(server, api_key=read_key(key_file)) as client:
         yield client
 
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """Turn the errors that are meant for people into a line on standard error and exit code 1."""
+    """Turn the errors that are meant for people into a line on standard error and an exit code."""
     try:
         yield
     except ApiError as error:
         fail(error.message, error.errors)
     except ServiceError as error:
         fail(error.message, error.errors)
-    except (ServerGone, OSError) as error:
+    except ServerGone as error:
+        fail(str(error), code=EXIT_GONE)
+    except OSError as error:
         fail(str(error))
 
 
-def fail(message: str, faults: Sequence[dict[str, Any]] = ()) -> None:
-    """Say what is wrong, list the single faults, and exit with code 1."""
+def fail(message: str, faults: Sequence[dict[str, Any]] = (), code: int = 1) -> None:
+    """Say what is wrong, list the single faults, and exit."""
     say(f"error: {message}")
     for fault in faults[:20]:
         where = f"line {fault['line']}: " if fault.get("line") else ""
@@ -61,7 +68,7 @@ def fail(message: str, faults: Sequence[dict[str, Any]] = ()) -> None:
         say(f"  {where}{fault.get('message')}")
     if len(faults) > 20:
         say(f"  ... and {len(faults) - 20} more")
-    raise typer.Exit(1)
+    raise typer.Exit(code)
 
 
 def say(text: str) -> None:
@@ -72,6 +79,11 @@ def say(text: str) -> None:
 def show_json(value: Any) -> None:
     """JSON on standard output."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def show_json_line(value: Any) -> None:
+    """JSON on one line of standard output, at once."""
+    print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -1,7 +1,8 @@
-"""`posttrain jobs ...`: submit, list, show, logs, metrics, the verbs, download."""
+"""`posttrain jobs ...`: submit, list, show, watch, logs, metrics, events, the verbs, download."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,12 +20,26 @@ from posttrain_service.cli.common import (
     show_json,
     show_table,
 )
+from posttrain_service.cli.plot import plot
 from posttrain_service.cli.request import read_request, with_settings
+from posttrain_service.cli.watching import (
+    RETRY_FOR_S,
+    RetryOption,
+    event_line,
+    follow_events,
+    follow_log,
+    loss_of,
+    step_of,
+    write,
+)
+from posttrain_service.cli.watching import watch as look_on
 from posttrain_service.client import Client
 
-app = typer.Typer(help="Submit jobs and look after them.", no_args_is_help=True)
+_NAMES = "epoch,loss,learning_rate,grad_norm,tokens_per_s"
+_PLOTTED = 2000
+"""Most points of a curve; the server thins out the rest and keeps lows and highs."""
 
-_EXIT = {"succeeded": 0, "failed": 1, "cancelled": 1}
+app = typer.Typer(help="Submit jobs and look after them.", no_args_is_help=True)
 
 
 @app.command()
@@ -39,7 +54,9 @@ def submit(
         Path | None, typer.Option(help="Upload this file and train on it.", exists=True, dir_okay=False)
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and start nothing.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Print the log until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print the log until the job ends.")] = False,
+    retry_for: RetryOption = RETRY_FOR_S,
+    as_json: JsonOption = False,
     server: ServerOption = DEFAULT_SERVER,
     key_file: KeyFileOption = None,
 ) -> None:
@@ -56,9 +73,12 @@ def submit(
             show_json(client.plan(request))
             return
         job = client.create_job(request)
-        print(job["job_uuid"])
+        if as_json:
+            show_json(job)
+        else:
+            print(job["job_uuid"])
         if follow:
-            _follow(client, job["job_uuid"], {}, {})
+            follow_log(client, job["job_uuid"], {}, {}, retry_for)
 
 
 @app.command("list")
@@ -79,7 +99,7 @@ def list_(
         show_table(
             ("JOB_UUID", "NAME", "STATUS", "STEP", "LOSS", "MODEL", "CREATED"),
             (
-                (j["job_uuid"], j["name"], j["status"], _step(j), _loss(j), j["model"], j["created_at"][:19])
+                (j["job_uuid"], j["name"], j["status"], step_of(j), loss_of(j), j["model"], j["created_at"][:19])
                 for j in found
             ),
         )
@@ -98,7 +118,7 @@ def show(
         names = ("job_uuid", "name", "status", "reason", "model", "method", "attempt", "queue_position", "fine_tuned_model")
         times = ("created_at", "started_at", "completed_at", "expires_at")
         rows = [(name, job[name]) for name in (*names, *times) if job[name] is not None]
-        rows += [("step", _step(job)), ("loss", _loss(job))]
+        rows += [("step", step_of(job)), ("loss", loss_of(job))]
         rows += [("checkpoint", f"{c['id']} ({c['kind']}, {c['size_bytes']} bytes)") for c in job["checkpoints"]]
         rows += [("warning", text) for text in job["warnings"]]
         if job["error"] is not None:
@@ -113,6 +133,8 @@ def logs(
     tail: Annotated[int | None, typer.Option(min=1, help="Only the last so many lines.")] = None,
     source: Annotated[str | None, typer.Option(help="torchrun, rank-0, ...")] = None,
     attempt: Annotated[int | None, typer.Option(min=1, help="Attempt; the newest unless told.")] = None,
+    retry_for: RetryOption = RETRY_FOR_S,
+    as_json: JsonOption = False,
     server: ServerOption = DEFAULT_SERVER,
     key_file: KeyFileOption = None,
 ) -> None:
@@ -122,35 +144,85 @@ def logs(
         asked = {name: value for name, value in asked.items() if value is not None}
         last = {} if tail is None else {"tail": tail}
         if follow:
-            _follow(client, job_uuid, asked, last)
-        _write(client.logs(job_uuid, **asked, **last))
+            if as_json:
+                raise typer.BadParameter("a log that is followed is text; leave --json out", param_hint="--json")
+            follow_log(client, job_uuid, asked, last, retry_for)
+        elif as_json:
+            show_json(client.log_piece(job_uuid, **asked, **last))
+        else:
+            write(client.logs(job_uuid, **asked, **last))
+
+
+@app.command()
+def events(
+    job_uuid: JobArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    retry_for: RetryOption = RETRY_FOR_S,
+    as_json: JsonOption = False,
+    server: ServerOption = DEFAULT_SERVER,
+    key_file: KeyFileOption = None,
+) -> None:
+    """Print what happened to a job; with --follow and --json an object a line."""
+    with connected(server, key_file) as client:
+        if follow:
+            follow_events(client, job_uuid, retry_for, as_json=as_json)
+        found = list(client.events(job_uuid))
+        if as_json:
+            show_json(found)
+            return
+        for event in found:
+            write(f"{event_line(event)}\n")
+
+
+@app.command()
+def watch(
+    job_uuid: JobArgument,
+    every: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 2.0,
+    retry_for: RetryOption = RETRY_FOR_S,
+    as_json: JsonOption = False,
+    server: ServerOption = DEFAULT_SERVER,
+    key_file: KeyFileOption = None,
+) -> None:
+    """Show a job's state and progress until it ends; when piped, a line for each change (with --json: the job)."""
+    with connected(server, key_file) as client:
+        look_on(client, job_uuid, every, retry_for, as_json=as_json)
 
 
 @app.command()
 def metrics(
     job_uuid: JobArgument,
     names: Annotated[
-        str, typer.Option(help="Values to show, separated by commas.")
-    ] = "epoch,loss,learning_rate,grad_norm,tokens_per_s",
+        str | None, typer.Option(help=f"Values to show, separated by commas; unless told {_NAMES}, and for --plot loss.")
+    ] = None,
+    as_plot: Annotated[bool, typer.Option("--plot", help="Draw the curves.")] = False,
     as_json: JsonOption = False,
     server: ServerOption = DEFAULT_SERVER,
     key_file: KeyFileOption = None,
 ) -> None:
     """Print a job's metrics by step."""
     with connected(server, key_file) as client:
-        points = client.metrics(job_uuid, names=names)
+        chosen = [name.strip() for name in (names or ("loss" if as_plot else _NAMES)).split(",") if name.strip()]
+        points = client.metrics(job_uuid, names=",".join(chosen), **({"max_points": _PLOTTED} if as_plot else {}))
         if as_json:
             show_json(points)
             return
-        columns = ["step", *(name.strip() for name in names.split(",") if name.strip())]
+        if as_plot:
+            _draw(points, chosen)
+            return
+        columns = ["step", *chosen]
         show_table(columns, ([point.get(name) for name in columns] for point in points))
 
 
 def _verb(name: Literal["cancel", "pause", "resume", "retry"], sentence: str) -> None:
-    def run(job_uuid: JobArgument, server: ServerOption = DEFAULT_SERVER, key_file: KeyFileOption = None) -> None:
+    def run(
+        job_uuid: JobArgument, as_json: JsonOption = False, server: ServerOption = DEFAULT_SERVER, key_file: KeyFileOption = None
+    ) -> None:
         with connected(server, key_file) as client:
             job = getattr(client, name)(job_uuid)
-            print(job["status"])
+            if as_json:
+                show_json(job)
+            else:
+                print(job["status"])
 
     app.command(name, help=sentence)(run)
 
@@ -161,11 +233,16 @@ _verb("resume", "Queue a paused job again.")
 _verb("retry", "Start a new attempt of a job that failed or was cancelled.")
 
 
-@app.command()
-def delete(job_uuid: JobArgument, server: ServerOption = DEFAULT_SERVER, key_file: KeyFileOption = None) -> None:
+@app.command("rm")
+@app.command("delete", hidden=True)
+def remove(
+    job_uuid: JobArgument, as_json: JsonOption = False, server: ServerOption = DEFAULT_SERVER, key_file: KeyFileOption = None
+) -> None:
     """Remove an ended job with its files."""
     with connected(server, key_file) as client:
         client.delete_job(job_uuid)
+        if as_json:
+            show_json({"job_uuid": job_uuid, "deleted": True})
 
 
 @app.command()
@@ -175,6 +252,7 @@ def download(
         Path | None, typer.Option("--to", help="File to write; <job>-<checkpoint>.tar unless told.")
     ] = None,
     checkpoint: Annotated[str | None, typer.Option(help="E.g. step-000100; the newest unless told.")] = None,
+    as_json: JsonOption = False,
     server: ServerOption = DEFAULT_SERVER,
     key_file: KeyFileOption = None,
 ) -> None:
@@ -182,7 +260,11 @@ def download(
     with connected(server, key_file) as client:
         chosen = checkpoint or _newest(client, job_uuid)
         path = target or Path(f"{job_uuid}-{chosen}.tar")
-        print(client.download_checkpoint(job_uuid, chosen, path))
+        saved = client.download_checkpoint(job_uuid, chosen, path)
+        if as_json:
+            show_json({"job_uuid": job_uuid, "checkpoint": chosen, "path": str(saved), "size_bytes": saved.stat().st_size})
+        else:
+            print(saved)
 
 
 def _newest(client: Client, job_uuid: str) -> str:
@@ -192,34 +274,11 @@ def _newest(client: Client, job_uuid: str) -> str:
     return str(found[-1]["id"])
 
 
-def _follow(client: Client, job_uuid: str, asked: dict[str, Any], last: dict[str, int]) -> None:
-    """Print the log as it is written, from its last lines where told so; the exit code says how the job ended."""
-    after = None
-    if last and client.job(job_uuid)["attempt"]:
-        piece = client.log_piece(job_uuid, **asked, **last)
-        _write(piece["text"])
-        after, asked = f"{piece['attempt']}:{piece['next_offset']}", {**asked, "source": piece["source"]}
-    for event in client.stream(job_uuid, "logs", after=after, **asked):
-        if event.event == "log":
-            _write(event.data["text"])
-        elif event.event == "end":
-            say(f"job {job_uuid}: {event.data['status']} ({event.data['reason']})")
-            raise typer.Exit(_EXIT.get(event.data["status"], 0))
-
-
-def _write(text: str) -> None:
-    """Log text to standard output: bytes as the server gave them, whatever the terminal's encoding."""
-    sys.stdout.buffer.write(text.encode("utf-8", "replace"))
-    sys.stdout.buffer.flush()
-
-
-def _step(job: dict[str, Any]) -> str:
-    progress = job["progress"] or {}
-    if progress.get("step") is None:
-        return ""
-    return f"{progress['step']}/{progress.get('total_steps') or '?'}"
-
-
-def _loss(job: dict[str, Any]) -> str:
-    loss = (job["metrics"] or {}).get("loss")
-    return "" if loss is None else f"{loss:.4f}"
+def _draw(points: list[dict[str, Any]], names: list[str]) -> None:
+    """The curves one below the other, as wide as the terminal."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
+    braille = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    for name in names:
+        values = [(point["step"], point[name]) for point in points if isinstance(point.get(name), int | float)]
+        lines = plot(values, width=min(width, 120), braille=braille)
+        write("\n".join([f"{name} by step", *lines, ""]) if lines else f"{name}: no value yet\n")

@@ -10,8 +10,8 @@ import typer
 
 from posttrain_service import __version__
 from posttrain_service.app import openapi_yaml
-from posttrain_service.cli import config, data, db, jobs, keys, serve
-from posttrain_service.cli.common import DEFAULT_SERVER, KeyFileOption, ServerOption, connected, show_json
+from posttrain_service.cli import config, data, db, jobs, keys, models, serve
+from posttrain_service.cli.common import DEFAULT_SERVER, EXIT_CODES, KeyFileOption, ServerOption, connected, show_json
 from posttrain_service.cli.demo import demo
 from posttrain_service.cli.doctor import doctor
 from posttrain_service.cli.train import train
@@ -21,11 +21,12 @@ app = typer.Typer(
     name="posttrain",
     help="Fine-tuning jobs over HTTP.",
     no_args_is_help=True,
-    add_completion=False,
+    epilog=EXIT_CODES,
     rich_markup_mode=None,  # help is plain text; brackets in it are no markup
     pretty_exceptions_enable=False,
 )
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(models.app, name="models")
 app.add_typer(data.app, name="data")
 app.add_typer(db.app, name="db")
 app.add_typer(keys.app, name="keys")

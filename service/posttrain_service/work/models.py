@@ -40,7 +40,7 @@ def find(name: str, models_dir: Path) -> Model:
         InvalidRequest: There is no such folder and the name is no hub id, or the folder is not a model that may be used.
     """
     folder = models_dir / name
-    if _is_plain(name) and folder.is_dir():
+    if is_plain(name) and folder.is_dir():
         return at(name, folder, models_dir)
     if _HUB_ID.fullmatch(name) and ".." not in name:
         return Model(name, name, local=False)
@@ -62,7 +62,8 @@ def _configs(models_dir: Path) -> list[Path]:
     return [*models_dir.glob("*/config.json"), *models_dir.glob("*/*/config.json")]
 
 
-def _is_plain(name: str) -> bool:
+def is_plain(name: str) -> bool:
+    """Whether the name is that of a folder right under the models folder, or one further down."""
     parts = name.split("/")
     return len(parts) <= 2 and all(part and not part.startswith(".") and "\\" not in part for part in parts)
 

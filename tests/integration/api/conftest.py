@@ -322,9 +322,9 @@ def job(http: TestClient) -> dict[str, Any]:
 
 
 @contextmanager
-def _serving(app: Any) -> Iterator[str]:
-    """The application under uvicorn on a free port, in a thread; gives its address."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, timeout_graceful_shutdown=5)
+def _serving(app: Any, port: int = 0) -> Iterator[str]:
+    """The application under uvicorn on a port (0 = a free one), in a thread; gives its address."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_config=None, timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     sock = config.bind_socket()
     sock.listen()  # connections wait until the server accepts them

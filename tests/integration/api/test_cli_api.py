@@ -77,7 +77,7 @@ def test_following_says_how_it_ended(run, fake, job):
     fake.services.streams.items = [StreamItem("end", {"status": "succeeded", "reason": "completed"})]
     run("jobs", "logs", "j", "-f")
     fake.services.streams.items = []
-    assert "the server ended the stream" in run("jobs", "logs", "j", "-f", code=1).stderr
+    assert "the server ended the stream" in run("jobs", "logs", "j", "-f", "--retry-for", "0", code=3).stderr
 
 
 def test_following_from_the_last_lines(run, fake, job):
@@ -112,7 +112,7 @@ def test_download(run, fake, job, tmp_path):
     assert not list(tmp_path.glob(".out*"))
     # A transfer that breaks leaves no file that looks complete.
     (tmp_path / "w").write_bytes(b"x")
-    run("jobs", "download", "j", "--to", str(tmp_path / "second.tar"), code=1)
+    run("jobs", "download", "j", "--to", str(tmp_path / "second.tar"), code=3)
     assert not (tmp_path / "second.tar").exists()
 
 
@@ -127,4 +127,4 @@ def test_version_and_validation_by_the_server(run, fake, tmp_path):
 
 def test_no_server():
     result = CliRunner().invoke(app, ["jobs", "list", "--server", "http://127.0.0.1:9"])
-    assert (result.exit_code, result.stderr.startswith("error: no server answers at http://127.0.0.1:9")) == (1, True)
+    assert (result.exit_code, result.stderr.startswith("error: no server answers at http://127.0.0.1:9")) == (3, True)
