@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 
+from posttrain_service.app import create_app
 from posttrain_service.clock import ManualClock
 from posttrain_service.compose import Runtime, build
 from posttrain_service.domain.job import Job
@@ -144,3 +149,43 @@ def make_bench(tmp_path, clock):
 @pytest.fixture
 def bench(make_bench) -> Bench:
     return make_bench()
+
+
+@dataclass
+class Standing:
+    """A runtime whose loops stand: the test makes their rounds."""
+
+    services: Any
+
+    def start(self) -> None:
+        """The loops stand."""
+
+    def stop(self) -> None:
+        """They never ran."""
+
+
+@pytest.fixture
+def standing():
+    """Makes one of a runtime, to build an application from."""
+    return lambda runtime: Standing(runtime.services)
+
+
+@pytest.fixture
+def serve(standing):
+    """Runs a bench's application under uvicorn in a thread: a context manager that gives its address."""
+
+    @contextmanager
+    def serving(bench: Bench) -> Iterator[str]:
+        app = create_app(bench.runtime.settings, build=lambda told: standing(bench.runtime))
+        server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, timeout_graceful_shutdown=5))
+        sock = server.config.bind_socket()
+        sock.listen()  # connections wait until the server accepts them
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+    return serving

@@ -46,17 +46,6 @@ LOG = "words of ann"
 
 
 @dataclass
-class Running:
-    services: Any
-
-    def start(self) -> None:
-        """The loops stand."""
-
-    def stop(self) -> None:
-        """They never ran."""
-
-
-@dataclass
 class World:
     """A server with keys, and everything that one of its owners has."""
 
@@ -71,13 +60,13 @@ class World:
 
 
 @pytest.fixture
-def world(bench):
+def world(bench, standing):
     store = bench.runtime.store
     keys = {}
     for name, owner, scope in (("reader", "ann", "read"), ("ann", "ann", "submit"), ("bob", "bob", "submit"), ("root", "eve", "admin")):
         key, keys[name] = make_key(owner, scope, 0.0)
         store.keys.insert(key)
-    app = create_app(bench.runtime.settings, build=lambda told: Running(bench.runtime.services))
+    app = create_app(bench.runtime.settings, build=lambda told: standing(bench.runtime))
     with TestClient(app, base_url="http://127.0.0.1:8484", raise_server_exceptions=False) as http:
         world = World(http, keys, {})
         file = world.ask("POST", "/v1/files", "ann", data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", ROW)}).json()

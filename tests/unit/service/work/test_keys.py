@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
-import threading
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
 
 import openai
 import pytest
-import uvicorn
 from fastapi.testclient import TestClient
 
 from posttrain_service.api import auth
@@ -28,17 +23,6 @@ BODY = {"model": "tiny", "dataset": {"rows": [{"prompt": "a", "completion": "b"}
 BASE = "http://127.0.0.1:8484"
 
 
-@dataclass
-class Running:
-    services: Any
-
-    def start(self) -> None:
-        """The loops stand."""
-
-    def stop(self) -> None:
-        """They never ran."""
-
-
 @pytest.fixture
 def new_key(bench):
     def new(owner, scope="submit"):
@@ -50,8 +34,8 @@ def new_key(bench):
 
 
 @pytest.fixture
-def http(bench):
-    app = create_app(bench.runtime.settings, build=lambda told: Running(bench.runtime.services))
+def http(bench, standing):
+    app = create_app(bench.runtime.settings, build=lambda told: standing(bench.runtime))
     with TestClient(app, base_url=BASE, raise_server_exceptions=False) as client:
         yield client
 
@@ -78,11 +62,11 @@ def test_the_first_key_closes_the_server_and_the_last_one_does_not_open_it(bench
     assert http.get(JOBS).json()["error"]["code"] == "missing_api_key"
 
 
-def test_a_revoked_key_is_refused_by_every_process_at_once(bench, http, new_key):
+def test_a_revoked_key_is_refused_by_every_process_at_once(bench, http, new_key, standing):
     key, text = new_key("ann")
     second = build(bench.runtime.settings, backend=bench.backend, slots=("cpu:0",))
     try:
-        app = create_app(second.settings, build=lambda told: Running(second.services))
+        app = create_app(second.settings, build=lambda told: standing(second))
         with TestClient(app, base_url=BASE) as other:
             assert [one.get(JOBS, headers=signed(text)).status_code for one in (http, other)] == [200, 200]
             second.store.keys.revoke(key.id)
@@ -183,7 +167,7 @@ def test_the_secret_is_in_no_file_and_no_log(bench, http, new_key, caplog):
     assert not [path for path in files if secret.encode() in path.read_bytes()]
 
 
-def test_an_address_that_others_reach_needs_a_key_first(tmp_path):
+def test_an_address_that_others_reach_needs_a_key_first(tmp_path, standing):
     settings = Settings(storage_dir=tmp_path, host="0.0.0.0", disk_reserve_bytes=0)
     with pytest.raises(InvalidSettings, match="posttrain keys create"):
         create_app(settings)
@@ -195,7 +179,7 @@ def test_an_address_that_others_reach_needs_a_key_first(tmp_path):
     runtime.store.keys.insert(key)
     open_services = build(settings, slots=("cpu:0",))
     try:
-        with TestClient(create_app(settings, build=lambda told: Running(open_services.services)), base_url="http://gpu-box") as http:
+        with TestClient(create_app(settings, build=lambda told: standing(open_services)), base_url="http://gpu-box") as http:
             assert http.get(JOBS).status_code == 401
             assert http.get(JOBS, headers=signed(text)).status_code == 200
             runtime.store.keys.revoke(key.id)
@@ -206,22 +190,3 @@ def test_an_address_that_others_reach_needs_a_key_first(tmp_path):
     finally:
         open_services.store.close()
         runtime.store.close()
-
-
-@pytest.fixture
-def serve():
-    @contextmanager
-    def serving(bench):
-        app = create_app(bench.runtime.settings, build=lambda told: Running(bench.runtime.services))
-        server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, timeout_graceful_shutdown=5))
-        sock = server.config.bind_socket()
-        sock.listen()
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
-
-    return serving
