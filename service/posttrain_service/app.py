@@ -24,7 +24,7 @@ from posttrain_service.api import (
     post_training,
     uploads,
 )
-from posttrain_service.api.auth import Gate
+from posttrain_service.api.auth import Gate, describe
 from posttrain_service.api.edge import Edge
 from posttrain_service.errors import InvalidSettings
 from posttrain_service.settings import Settings
@@ -96,6 +96,7 @@ def create_app(settings: Settings | None = None, *, build: Callable[[Settings], 
     errors.install(app)
     for router in _ROUTERS:
         app.include_router(router)
+    describe(app)
     app.add_middleware(Gate, services=lambda: app.state.services)
     app.add_middleware(Edge, loopback=told.is_loopback)
     return app

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,6 +28,7 @@ RECHECK_S = 5.0
 """A long answer, such as a stream, asks so often whether its key is still good, and ends with the next piece if not."""
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
+_KEY = "A key of `posttrain keys create`; a server without keys needs none. GET needs the scope read, all else submit."
 _DRAIN_BYTES = 16 * 1024 * 1024
 
 
@@ -110,6 +112,22 @@ class _Watched:
         """End the answer; one whose length was announced is left to break off, so that nobody takes it for whole."""
         if not self._has_length:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def describe(app: FastAPI) -> None:
+    """Put into the application's description that requests carry a key where the server has any."""
+    plain = app.openapi
+
+    def described() -> dict[str, Any]:
+        schema = plain()
+        schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": _KEY}}
+        schema["security"] = [{"key": []}, {}]
+        for path in OPEN & schema["paths"].keys():
+            for operation in schema["paths"][path].values():
+                operation["security"] = []
+        return schema
+
+    app.openapi = described  # type: ignore[method-assign]
 
 
 def needed_scope(method: str) -> keys.Scope:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from posttrain_service.cli.common import fail, sentences
+from posttrain_service.cli.common import fail, sentences, show_json
 from posttrain_service.cli.db import StorageOption, UrlOption, opened
 from posttrain_service.store.upgrade import is_current
 from posttrain_service.work.doctor import Doctor, Finding
@@ -15,6 +15,7 @@ from posttrain_service.work.inventory import devices
 
 def doctor(
     job_uuid: Annotated[str | None, typer.Argument(metavar="JOB_UUID", help="Say only what concerns this job.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     storage_dir: StorageOption = None,
     database_url: UrlOption = None,
 ) -> None:
@@ -33,9 +34,9 @@ def doctor(
                 fail(f"there is no job {job_uuid}")
             elif not found:
                 found = [Finding("note", f"job {job_uuid}", f"it is {job.state}" + (f" ({job.reason})" if job.reason else ""))]
-    for one in found:
-        print(f"{one.level}: {one.about}: {one.message}")
-    if not found:
-        print("nothing is wrong")
+    if as_json:
+        show_json([{"level": one.level, "about": one.about, "message": one.message} for one in found])
+    else:
+        print("\n".join(f"{one.level}: {one.about}: {one.message}" for one in found) or "nothing is wrong")
     if any(one.level == "error" for one in found):
         raise typer.Exit(1)

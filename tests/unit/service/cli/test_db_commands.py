@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -162,5 +163,7 @@ def test_the_doctor_of_a_fresh_storage_misses_a_server_and_an_interpreter(server
     assert result.exit_code == 1
     assert first.startswith("error: trainer: /no/such/python is not there")
     assert second.startswith("warning: server: no server is acting")
+    told = json.loads(CliRunner().invoke(app, ["doctor", "--json", "--storage-dir", str(tmp_path / "storage")]).stdout)
+    assert [f"{one['level']}: {one['about']}: {one['message']}" for one in told] == result.stdout.splitlines()
     result = CliRunner().invoke(app, ["doctor", "nobody", "--storage-dir", str(tmp_path / "storage")])
     assert (result.exit_code, result.output) == (1, "error: there is no job nobody\n")

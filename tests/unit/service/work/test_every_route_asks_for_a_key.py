@@ -126,6 +126,7 @@ def operations(http):
             tag = operation["tags"][0]
             decided = (path if tag == "service" else tag, method)
             assert decided in SCOPES, f"{method} {path}: decide in SCOPES which key it needs"
+            assert (operation.get("security") == []) == (SCOPES[decided] is OPEN), f"{method} {path}: the description says otherwise"
             found.append((operation, method, path, SCOPES[decided]))
     order = {"get": 0, "post": 1, "delete": 2}
     return sorted(found, key=lambda o: (order[o[1]], "{checkpoint_id}" not in o[2], "{model}" not in o[2]))
