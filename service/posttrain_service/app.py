@@ -86,7 +86,6 @@ def create_app(settings: Settings | None = None, *, build: Callable[[Settings], 
         title="posttrain",
         summary="Fine-tuning jobs over HTTP.",
         version=__version__,
-        root_path=told.root_path,
         docs_url=None,  # its page loads scripts from another host
         redoc_url=None,
         lifespan=lifespan,
@@ -98,7 +97,7 @@ def create_app(settings: Settings | None = None, *, build: Callable[[Settings], 
         app.include_router(router)
     describe(app)
     app.add_middleware(Gate, services=lambda: app.state.services)
-    app.add_middleware(Edge, loopback=told.is_loopback)
+    app.add_middleware(Edge, loopback=told.is_loopback, root_path=told.root_path)
     return app
 
 

@@ -37,17 +37,21 @@ class Edge:
         loopback: The service listens on a loopback address only. A web page that the user visits could then reach it
             through the user's browser: directly (a foreign Origin), or under a name of its own that resolves to
             127.0.0.1 (DNS rebinding, a foreign Host). Both are refused.
+        root_path: Prefix under which a proxy shows the application, whether or not the proxy takes it off.
     """
 
-    def __init__(self, app: ASGIApp, *, loopback: bool) -> None:
+    def __init__(self, app: ASGIApp, *, loopback: bool, root_path: str = "") -> None:
         self.app = app
         self.loopback = loopback
+        self.root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        if self.root_path:
+            scope["root_path"] = self.root_path
         headers = Headers(scope=scope)
         sent = headers.get(REQUEST_ID, "")
         request_id = sent if _SENT_ID.fullmatch(sent) else new_request_id()

@@ -84,6 +84,18 @@ def test_what_is_no_bearer_key(http, new_key, header):
     assert http.get(JOBS, headers={"authorization": f"bearer  {text}"}).status_code == 200
 
 
+def test_behind_a_path_prefix_the_same_paths_are_open(make_bench, standing):
+    bench = make_bench(root_path="/train")
+    bench.runtime.store.keys.insert(make_key("ann", "read", 0.0)[0])
+    app = create_app(bench.runtime.settings, build=lambda told: standing(bench.runtime))
+    with TestClient(app, base_url=BASE) as http:
+        for prefix in ("/train", ""):
+            assert http.get(f"{prefix}/health/live").status_code == 200
+            assert http.get(f"{prefix}{JOBS}").status_code == 401
+        assert http.get("/trainx/health/live").status_code == 401
+        assert http.get("/train/openapi.json").json()["servers"] == [{"url": "/train"}]
+
+
 def test_foreign_pages_are_refused_with_a_key_too(http, new_key):
     headers = signed(new_key("ann")[1])
     assert http.get(JOBS, headers=headers | {"host": "evil.example"}).json()["error"]["code"] == "foreign_host"
