@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,7 +43,7 @@ def follow(console: Console, client: Client, job: dict[str, Any], address: str) 
         error = job["error"] or {"message": job["reason"]}
         raise DemoError(
             f"job {job['job_uuid']} is {job['status']}: {error['message']} "
-            f"(its log: posttrain jobs logs {job['job_uuid']} --server {address})"
+            f"(its log: {own_command()} jobs logs {job['job_uuid']} --server {address})"
         )
     told(console, "trained", _summary(job))
     return job
@@ -117,19 +119,29 @@ def compare(
     console.print(f"Right answers: {known[0]} of {len(facts)} before, {known[1]} of {len(facts)} after.")
 
 
+def own_command() -> str:
+    """How `posttrain` is called from here: by its path where the shell would not find this one."""
+    script = Path(sys.executable).parent / "posttrain"
+    found = shutil.which("posttrain")
+    if not script.exists() or (found is not None and Path(found).resolve() == script.resolve()):
+        return "posttrain"
+    return str(script.relative_to(Path.cwd())) if script.is_relative_to(Path.cwd()) else str(script)
+
+
 def farewell(
     console: Console, settings: Settings, address: str, job: dict[str, Any], adapter: Path, pid: int | None
 ) -> None:
     """Where the files are and how to go on."""
     url = f"{address}/post_training/jobs/{job['job_uuid']}"
     stop = f" (stop it: kill {pid})" if pid else ""
+    command = own_command()
     lines = [
         f"The service goes on at {address}{stop}; its API: {address}/openapi.json",
         f"The adapter, for peft:   {adapter}",
         f"Models, jobs, database:  {settings.storage_dir}",
         f"The job:                 curl {url}",
-        f"Its metrics:             posttrain jobs metrics {job['job_uuid']} --server {address}",
-        f"Its log:                 posttrain jobs logs {job['job_uuid']} --server {address}",
+        f"Its metrics:             {command} jobs metrics {job['job_uuid']} --server {address}",
+        f"Its log:                 {command} jobs logs {job['job_uuid']} --server {address}",
         "Your own data:           docs/tutorial.md",
     ]
     console.print()
