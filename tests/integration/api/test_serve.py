@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import httpx
 import psutil
 import pytest
 
+from posttrain_service.cli.serve import _listen
 from posttrain_service.client import Client, ServerGone
 from posttrain_trainer.contract.rundir import ENV_RUN_ID
 
@@ -132,3 +134,11 @@ def test_the_service_is_light(tmp_path):
     rss, heavy = done.stdout.split(maxsplit=1)
     assert heavy.strip() == "[]"
     assert int(rss) < 150_000_000
+
+
+def test_no_answer_waits_for_a_delayed_acknowledgement():
+    """The headers and the body of an answer are two packets: without TCP_NODELAY the second one waited 40 ms."""
+    with _listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
