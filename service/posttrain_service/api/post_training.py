@@ -30,6 +30,7 @@ _CREATED: dict[int | str, dict[str, Any]] = {
 
 @router.post("", status_code=201, responses=_CREATED, dependencies=[Depends(json_body), only("dry_run")])
 def create_job(
+    request: Request,
     body: Annotated[JobRequest, Body()],
     services: Use,
     key: IdempotencyKey,
@@ -39,7 +40,7 @@ def create_job(
     if dry_run:
         return Answer(services.jobs.plan(body))
     view, created = services.jobs.create(body, idempotency_key=key)
-    headers = {"location": f"/post_training/jobs/{view.job.job_uuid}"}
+    headers = {"location": f"{request.scope.get('root_path', '')}/post_training/jobs/{view.job.job_uuid}"}
     if not created:
         headers["idempotent-replayed"] = "true"
     return Answer(job_json(view), 201 if created else 200, headers)

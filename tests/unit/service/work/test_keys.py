@@ -86,13 +86,17 @@ def test_what_is_no_bearer_key(http, new_key, header):
 
 def test_behind_a_path_prefix_the_same_paths_are_open(make_bench, standing):
     bench = make_bench(root_path="/train")
-    bench.runtime.store.keys.insert(make_key("ann", "read", 0.0)[0])
+    key, text = make_key("ann", "submit", 0.0)
+    bench.runtime.store.keys.insert(key)
     app = create_app(bench.runtime.settings, build=lambda told: standing(bench.runtime))
     with TestClient(app, base_url=BASE) as http:
         for prefix in ("/train", ""):
             assert http.get(f"{prefix}/health/live").status_code == 200
             assert http.get(f"{prefix}{JOBS}").status_code == 401
         assert http.get("/trainx/health/live").status_code == 401
+        made = http.post(f"/train{JOBS}", json=BODY, headers=signed(text))
+        assert http.get(made.headers["location"], headers=signed(text)).json() == made.json()
+        assert made.headers["location"].startswith("/train/")
         assert http.get("/train/openapi.json").json()["servers"] == [{"url": "/train"}]
 
 
