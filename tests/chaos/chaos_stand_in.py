@@ -117,8 +117,8 @@ class Rank:
         self.phase("train", hold_name="end")
         self.step += 1
         self._meet("train")
-        self.step = STEPS
         if self.rank == 0:
+            self.step = STEPS  # the others stay beyond it: rank 0 may not have seen yet that they met
             self._result("completed")
         if self.todo.get("hold") == "ended":
             self._wait()
