@@ -47,7 +47,7 @@ class MemoryEstimate:
     activations: int
     runtime: int
     load: int
-    """Peak while loading: every rank reads all weights before it keeps its shard."""
+    """Peak while loading: the shard, or all weights where the base is quantised on load."""
 
     @property
     def per_rank(self) -> int:
@@ -130,5 +130,12 @@ def estimate_memory(
         optimizer=offload * (0 if args.optimizer == "sgd" else 2 * size.trainable * master // shards),
         activations=tokens * (layers * per_token + kept_inputs) + size.vocabulary * _CHUNK_LOGITS_BYTES,
         runtime=_RUNTIME_BYTES.get(device_kind, _RUNTIME_ELSEWHERE),
-        load=size.parameters * master if device_kind == "cpu" else 0,
+        load=_load_bytes(size, args, device_kind, master, shards),
     )
+
+
+def _load_bytes(size: ModelSize, args: FullTrainingArguments, device_kind: str, master: int, shards: int) -> int:
+    if device_kind != "cpu":
+        return 0
+    quantised = args.lora is not None and args.lora.quantize_base
+    return size.parameters * master // (1 if quantised else shards)

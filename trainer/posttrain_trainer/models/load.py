@@ -20,6 +20,7 @@ from posttrain_trainer.models import attention, memory
 from posttrain_trainer.models.module import TrainModule, check_documents
 from posttrain_trainer.models.quant import count_of, quantised_loading, quantised_parameters
 from posttrain_trainer.models.shard import check_sharding, find_blocks, free_gathered, set_gradient_sync, shard
+from posttrain_trainer.models.slices import EmptyModel, empty_model
 from posttrain_trainer.models.source import ModelSource, find_model, loading
 from posttrain_trainer.models.tokenizer import load_tokenizer
 
@@ -93,12 +94,14 @@ def load_model(args: FullTrainingArguments, device: Device, world: World, *, tok
     dtype = device.resolve_dtype(args.dtype)
     source = find_model(args.model_path)
     tokenizer = tokenizer if tokenizer is not None else load_tokenizer(args)
-    model = load_pretrained(source, torch.float32 if args.master_weights else dtype, **quantised_loading(args, device, dtype))
-    causal = model
-    trained = model if args.lora is None else _adapted(model, args.lora, args.random_seed)
+    causal, empty = _construct(source, args, device, dtype)
+    trained = causal if args.lora is None else _adapted(causal, empty, args.lora, args.random_seed)
     autocast = dtype if args.master_weights and not device.can_shard and dtype != torch.float32 else None
     module = TrainModule(trained)
-    check_documents(module)
+    if empty is None:
+        check_documents(module)
+    else:
+        empty.note_names(module)
     module.autocast = autocast
     notes = [] if args.qat is None else [_quantisation_aware(causal, args.qat)]  # after the check: rounding makes it coarse
     if args.lora is not None and args.lora.quantize_base:
@@ -108,6 +111,10 @@ def load_model(args: FullTrainingArguments, device: Device, world: World, *, tok
         memory.checkpoint_activations(blocks)
     total, trainable = _count(module)
     shard(module, blocks, args.fsdp, world, dtype)
+    if empty is not None:
+        empty.fill(module, torch.device("cpu") if args.fsdp.cpu_offload else device.torch_device)
+        check_documents(module)
+        free_gathered(module)
     module.train()
     return LoadedModel(
         module=module,
@@ -130,6 +137,13 @@ def load_config(source: ModelSource) -> PretrainedConfig:
         return AutoConfig.from_pretrained(source.name, **source.options())
 
 
+def _plain_config(source: ModelSource) -> PretrainedConfig:
+    config = load_config(source)
+    if getattr(config, "quantization_config", None) is not None:
+        raise InvalidArguments(f"model {source.name} is quantised and cannot be trained; name its unquantised original")
+    return config
+
+
 def load_pretrained(source: ModelSource, dtype: torch.dtype, **options: Any) -> Any:
     """The causal language model with its weights in `dtype` on the CPU, attention by document, tied weights tied.
 
@@ -143,9 +157,7 @@ def load_pretrained(source: ModelSource, dtype: torch.dtype, **options: Any) -> 
         InvalidArguments: Quantised, or of an unknown kind.
     """
     attention.register()
-    config = load_config(source)
-    if getattr(config, "quantization_config", None) is not None:
-        raise InvalidArguments(f"model {source.name} is quantised and cannot be trained; name its unquantised original")
+    _plain_config(source)
     loader: Any = AutoModelForCausalLM
     with loading(source):
         model, info = loader.from_pretrained(
@@ -186,11 +198,28 @@ def sequence_limits(args: FullTrainingArguments, positions: int | None) -> tuple
     return longest, args.max_batch_len or max(longest * documents, _DEFAULT_SEQ_LEN)
 
 
-def _adapted(model: Any, args: LoraArguments, seed: int) -> PeftModel:
-    # Imported here: peft takes seconds, which a run without an adapter need not pay.
-    from posttrain_trainer.models.lora import add_lora
+def _construct(source: ModelSource, args: FullTrainingArguments, device: Device, dtype: torch.dtype) -> tuple[Any, EmptyModel | None]:
+    """The model: without weights where each rank can read its own shard, else with all of them and None."""
+    weights = torch.float32 if args.master_weights else dtype
+    quantised = quantised_loading(args, device, dtype)
+    if not quantised and device.can_shard:
+        empty = empty_model(source, _plain_config(source), weights)
+        if empty is not None:
+            return empty.causal, empty
+    return load_pretrained(source, weights, **quantised), None
 
-    return add_lora(model, args, seed=seed)
+
+def _adapted(model: Any, empty: EmptyModel | None, args: LoraArguments, seed: int) -> PeftModel:
+    # Imported here: peft takes seconds, which a run without an adapter need not pay.
+    from posttrain_trainer.models.lora import add_lora, set_magnitudes
+
+    if empty is None:
+        return add_lora(model, args, seed=seed)
+    with empty.with_stand_ins():
+        adapted = add_lora(model, args, seed=seed)
+    if args.use_dora:
+        set_magnitudes(adapted, empty.with_weight)
+    return adapted
 
 
 def _quantisation_aware(model: nn.Module, args: QatArguments) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
 from transformers import PreTrainedModel
 
 from posttrain_trainer.contract.errors import InvalidArguments, ModelNotFound
@@ -46,6 +47,22 @@ def add_lora(model: PreTrainedModel, args: LoraArguments, *, seed: int) -> PeftM
             return get_peft_model(model, config)
         except ValueError as error:
             raise InvalidArguments(f"lora.target_modules {targets!r} cannot carry an adapter: {error}") from error
+
+
+def set_magnitudes(model: Any, with_weight: Callable[[nn.Module], AbstractContextManager[None]]) -> None:
+    """Give DoRA's magnitudes their start, the norms of the weights, where these were not there when adapters were added.
+
+    Args:
+        model: From `add_lora`.
+        with_weight: Makes a context in which a base layer has its weight; one layer at a time.
+    """
+    for layer in model.modules():
+        for name, magnitude in getattr(layer, "lora_magnitude_vector", {}).items():
+            base = layer.get_base_layer()
+            with with_weight(base), torch.no_grad():
+                magnitude.update_layer(
+                    base_layer=base, lora_A=layer.lora_A[name].weight, lora_B=layer.lora_B[name].weight, scaling=layer.scaling[name]
+                )
 
 
 @contextmanager

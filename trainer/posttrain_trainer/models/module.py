@@ -110,18 +110,21 @@ def check_documents(module: TrainModule) -> None:
     )
     training = module.training
     module.eval()
-    alone = causal(input_ids=ids_S[None, first:], use_cache=False, **{LENGTHS: None}).logits[0].float()
-    packed = module(batch, _logits).float()
+
+    def both(hidden_NH: Tensor, _labels_N: Tensor, head: nn.Module, transform: LogitTransform | None) -> tuple[Tensor, Tensor]:
+        logits_NV: Tensor = head(hidden_NH)
+        # Also inside the module's forward, the only place where the parameters of a sharded model are whole.
+        alone_NV: Tensor = causal(input_ids=ids_S[None, first:], use_cache=False, **{LENGTHS: None}).logits[0]
+        return logits_NV if transform is None else transform(logits_NV), alone_NV
+
+    packed, alone = module(batch, both)
+    exact = packed.dtype == torch.float32
+    packed, alone = packed.float(), alone.float()
     module.train(training)
     difference = float((packed - alone).abs().max())
-    allowed = (1e-3 if embedding.dtype == torch.float32 else 5e-2) * max(1.0, float(alone.abs().max()))
+    allowed = (1e-3 if exact else 5e-2) * max(1.0, float(alone.abs().max()))
     if not difference <= allowed:
         raise InvalidArguments(
             f"{type(causal).__name__} cannot be trained here: in a pack, a document's logits differ by {difference:.3g} from "
             "those of the document alone, so documents would leak into each other or the loss would be of other logits"
         )
-
-
-def _logits(hidden_NH: Tensor, _labels_N: Tensor, head: nn.Module, transform: LogitTransform | None) -> Tensor:
-    logits_NV: Tensor = head(hidden_NH)
-    return logits_NV if transform is None else transform(logits_NV)
