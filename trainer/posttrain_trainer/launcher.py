@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from posttrain_trainer.contract import CONTRACT_VERSION
-from posttrain_trainer.contract.command import torchrun_argv
+from posttrain_trainer.contract.command import RANK_ENVIRONMENT, torchrun_argv
 from posttrain_trainer.contract.errors import InvalidArguments, LaunchFailed, Lost, TrainerError
 from posttrain_trainer.contract.events import RunResult
 from posttrain_trainer.contract.locks import Lock, LockHeld, hold, is_held
@@ -124,7 +124,7 @@ def _join_attempt(run_dir: RunDir, arguments: AttemptArguments) -> tuple[Attempt
 def _run(argv: list[str], attempt: AttemptDir, lock_path: Path, torch_args: TorchrunArguments) -> tuple[int, bool]:
     """Start torchrun and wait; returns its exit code and whether it was stopped by a signal to this process."""
     run_id = str(uuid.uuid4())
-    env = os.environ | {ENV_RUN_ID: run_id, ENV_ATTEMPT: str(attempt.number), ENV_LAUNCHER_LOCK: str(lock_path)}
+    env = {**RANK_ENVIRONMENT, **os.environ, ENV_RUN_ID: run_id, ENV_ATTEMPT: str(attempt.number), ENV_LAUNCHER_LOCK: str(lock_path)}
     with _termination_raises(), attempt.torchrun_log.open("ab") as log:
         try:
             # A session of its own: Ctrl-C in a terminal reaches this process alone, which passes it on once.

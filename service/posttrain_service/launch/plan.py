@@ -14,7 +14,7 @@ from pathlib import Path
 from posttrain_service.errors import InvalidRequest
 from posttrain_service.launch.backend import Plan
 from posttrain_trainer.contract import CONTRACT_VERSION
-from posttrain_trainer.contract.command import torchrun_argv
+from posttrain_trainer.contract.command import RANK_ENVIRONMENT, torchrun_argv
 from posttrain_trainer.contract.rundir import ENV_ATTEMPT, ENV_LAUNCHER_LOCK, ENV_RUN_ID, AttemptDir, RunDir
 from posttrain_trainer.contract.spec import AttemptArguments, FullTrainingArguments, TorchrunArguments
 
@@ -88,10 +88,7 @@ def make_plan(
     # Killed with no server to sweep after it, a shim takes its ranks along; with one, its orphans are swept anyway.
     env[ENV_LAUNCHER_LOCK] = str(AttemptDir(folder).shim_lock)
     env["OMP_NUM_THREADS"] = str(max(1, cores // ranks))
-    # Threads that spin while they wait for each other take the cores from whoever else is at work here: on two busy cores
-    # a step took 33 s instead of 9 and three times the processor time; on idle ones the two take the same.
-    env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    env |= limits or {}
+    env = {**RANK_ENVIRONMENT, **env, **(limits or {})}
     if Path(train_args.model_path).is_absolute():
         env |= OFFLINE
     arguments = AttemptArguments(contract=CONTRACT_VERSION, train_args=train_args, torch_args=started)

@@ -30,7 +30,7 @@ KEPT_OUT = {
 
 def plan(devices: list[str], *, torch: dict[str, Any] | None = None, model: str = "/models/tiny", **options: Any) -> Any:
     backend = LocalBackend(
-        trainer_python=Path("/opt/py/bin/python"), stop_grace_s=30.0, environ=SERVER | KEPT_OUT, **{"cores": 8, **options}
+        trainer_python=Path("/opt/py/bin/python"), stop_grace_s=30.0, **{"environ": SERVER | KEPT_OUT, "cores": 8, **options}
     )
     train_args = FullTrainingArguments(model_path=model, data_path="/d/rows.jsonl", ckpt_output_dir="/runs/x")
     return backend.plan(RUN_ID, 3, RunDir(Path("/runs") / RUN_ID), train_args, TorchrunArguments(**(torch or {})), devices)
@@ -103,6 +103,11 @@ def test_devices_of_no_or_several_kinds_are_refused(devices: list[str]) -> None:
 )
 def test_threads_are_the_cores_divided_by_the_ranks(devices: list[str], nproc: int, cpu_slots: int, threads: str) -> None:
     assert plan(devices, torch={"nproc_per_node": nproc}, cpu_slots=cpu_slots).env["OMP_NUM_THREADS"] == threads
+
+
+def test_ranks_get_what_they_run_faster_with_unless_the_host_says_otherwise() -> None:
+    assert plan(["cpu:0"]).env["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert plan(["cpu:0"], environ=SERVER | {"OMP_WAIT_POLICY": "ACTIVE"}).env["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
 @pytest.mark.parametrize("nproc", ["auto", "gpu", "cpu"])
