@@ -28,7 +28,7 @@ from posttrain_trainer.metrics.heartbeat import Heart
 from posttrain_trainer.metrics.jsonl import EventLog
 from posttrain_trainer.metrics.mfu import Mfu, flops_per_token, peak_of
 from posttrain_trainer.metrics.profile import ProfileWindow
-from posttrain_trainer.metrics.sink import FanOut
+from posttrain_trainer.metrics.sink import End, FanOut
 from posttrain_trainer.models.load import LoadedModel, load_model, load_tokenizer, sequence_limits
 from posttrain_trainer.models.source import find_model
 from posttrain_trainer.objectives.base import Objective
@@ -113,6 +113,7 @@ class _Run:
         warn = self.events.warn
         points = FanOut(open_sinks(self.args, self.attempt, warn) if self.world.is_main else (), warn)
         profile = self._profile()
+        end: End = "failed"
         try:
             self._enter_load()
             model = load_model(self.args, self.world.device, self.world, tokenizer=load_tokenizer(self.args))
@@ -132,9 +133,11 @@ class _Run:
             want = loop.run()
             profile.close(progress.step)
             self.heart.flush()
-            return self._result(loop, want, dataset, time.perf_counter() - started)
+            result = self._result(loop, want, dataset, time.perf_counter() - started)
+            end = "completed" if want is None else "stopped"
+            return result
         finally:
-            points.close()
+            points.close(end)
 
     def _profile(self) -> ProfileWindow:
         rank, events = self.world.rank, self.events

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from posttrain_trainer.contract.events import MetricsPoint, Record, RunEvent
+from posttrain_trainer.metrics.sink import End
 
 EventType = Literal["phase", "data", "epoch", "validation", "checkpoint", "resume", "warning", "ended"]
 
@@ -54,7 +55,7 @@ class JsonlSink:
         """Append one point as one line."""
         self._file.append(point)
 
-    def close(self) -> None:
+    def close(self, end: End = "completed") -> None:
         """Close the file."""
         self._file.close()
 

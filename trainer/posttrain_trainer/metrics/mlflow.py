@@ -9,9 +9,10 @@ from typing import Any
 from posttrain_trainer.contract.errors import InvalidArguments
 from posttrain_trainer.contract.events import MetricsPoint
 from posttrain_trainer.contract.loggers import MlflowLogger
-from posttrain_trainer.metrics.sink import numbers
+from posttrain_trainer.metrics.sink import End, numbers
 
 _LONGEST_VALUE = 500
+_STATES: dict[End, str] = {"completed": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
 class MlflowSink:
@@ -54,6 +55,6 @@ class MlflowSink:
         metrics = [self._metric(name, float(value), at_ms, point.step) for name, value in numbers(point).items()]
         self._client.log_batch(self._run_id, metrics=metrics)
 
-    def close(self) -> None:
-        """End the run."""
-        self._client.set_terminated(self._run_id)
+    def close(self, end: End = "completed") -> None:
+        """End the run, in the state that it ended in."""
+        self._client.set_terminated(self._run_id, status=_STATES[end])

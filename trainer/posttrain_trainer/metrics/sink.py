@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from posttrain_trainer.contract.errors import InvalidArguments
 from posttrain_trainer.contract.events import MetricsPoint
+
+End = Literal["completed", "stopped", "failed"]
+"""How the attempt ended, as trackers shall show it; stopped: paused or cancelled."""
 
 
 class MetricSink(Protocol):
@@ -19,8 +22,8 @@ class MetricSink(Protocol):
     def write(self, point: MetricsPoint) -> None:
         """Take one point; whatever is raised makes the fan-out drop this sink for the rest of the run."""
 
-    def close(self) -> None:
-        """Write out what is buffered."""
+    def close(self, end: End = "completed") -> None:
+        """Write out what is buffered; a tracker that knows states of runs is told how this one ended."""
 
 
 _NOT_NUMBERS = {"v", "attempt", "step", "time", "skipped"}
@@ -72,10 +75,10 @@ class FanOut:
         for sink in list(self._sinks):
             self._guard(sink, lambda sink=sink: sink.write(point), "its points from here on are missing")  # type: ignore[misc]
 
-    def close(self) -> None:
+    def close(self, end: End = "completed") -> None:
         """Close every sink that has not failed yet."""
         for sink in list(self._sinks):
-            self._guard(sink, sink.close, "its last points may be missing")
+            self._guard(sink, lambda sink=sink: sink.close(end), "its last points may be missing")  # type: ignore[misc]
         self._sinks.clear()
 
     def _guard(self, sink: MetricSink, act: Callable[[], None], consequence: str) -> None:

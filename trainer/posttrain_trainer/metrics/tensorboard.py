@@ -7,7 +7,7 @@ from typing import Any
 
 from posttrain_trainer.contract.errors import InvalidArguments
 from posttrain_trainer.contract.events import MetricsPoint
-from posttrain_trainer.metrics.sink import numbers
+from posttrain_trainer.metrics.sink import End, numbers
 
 
 class TensorboardSink:
@@ -37,6 +37,6 @@ class TensorboardSink:
             self._writer.add_scalar(name, value, global_step=point.step, walltime=point.time)
         self._writer.flush()
 
-    def close(self) -> None:
+    def close(self, end: End = "completed") -> None:
         """Write out what is buffered and close the file."""
         self._writer.close()

@@ -9,7 +9,10 @@ from typing import Any
 from posttrain_trainer.contract.errors import InvalidArguments
 from posttrain_trainer.contract.events import MetricsPoint
 from posttrain_trainer.contract.loggers import WandbLogger
-from posttrain_trainer.metrics.sink import numbers
+from posttrain_trainer.metrics.sink import End, numbers
+
+_EXIT_CODES: dict[End, int] = {"completed": 0, "stopped": 255, "failed": 1}
+"""What W&B makes the run's state of; 255 is what it takes for an interrupted process itself."""
 
 
 class WandbSink:
@@ -48,6 +51,6 @@ class WandbSink:
         """Add the point's numbers at its step."""
         self._run.log({"step": point.step, "time": point.time, **numbers(point)})
 
-    def close(self) -> None:
-        """Write out what is buffered and end the run."""
-        self._run.finish()
+    def close(self, end: End = "completed") -> None:
+        """Write out what is buffered and end the run, in the state that it ended in."""
+        self._run.finish(exit_code=_EXIT_CODES[end])

@@ -21,6 +21,7 @@ class Memory:
     def __init__(self, fails_at: int | None = None, fails_on_close: bool = False) -> None:
         self.steps: list[int] = []
         self.closed = False
+        self.end = ""
         self._fails_at = fails_at
         self._fails_on_close = fails_on_close
 
@@ -29,10 +30,10 @@ class Memory:
             raise ConnectionError("the server is down")
         self.steps.append(point.step)
 
-    def close(self) -> None:
+    def close(self, end: str = "completed") -> None:
         if self._fails_on_close:
             raise OSError("cannot flush")
-        self.closed = True
+        self.closed, self.end = True, end
 
 
 def test_a_line_is_there_as_soon_as_it_is_written(tmp_path):
@@ -83,8 +84,8 @@ def test_a_failing_sink_is_told_about_once_and_the_others_go_on():
 
 def test_a_sink_that_fails_on_closing_does_not_keep_others_open():
     good, bad, told = Memory(), Memory(fails_on_close=True), []
-    FanOut([bad, good], told.append).close()
-    assert good.closed
+    FanOut([bad, good], told.append).close("stopped")
+    assert (good.closed, good.end) == (True, "stopped")
     assert len(told) == 1
     assert "cannot flush" in told[0]
 

@@ -97,7 +97,7 @@ else:
 for step in (1, 2, 3):
     sink.write(MetricsPoint(attempt=1, step=step, epoch=step / 3, time=100.0 + step, loss=3.0 / step))
 sink.write(MetricsPoint(attempt=1, step=3, epoch=1.0, time=104.0, validation_loss=1.5))
-sink.close()
+sink.close(sys.argv[3])
 """
 
 
@@ -112,7 +112,7 @@ def run(python: str, code: str, *argv: str, repository: Path, folder: Path) -> s
 @pytest.mark.slow
 def test_wandb_offline_holds_every_point(repository, tmp_path):
     python = python_with("wandb", repository)
-    run(python, WRITE, "wandb", str(tmp_path / "run"), repository=repository, folder=tmp_path)
+    run(python, WRITE, "wandb", str(tmp_path / "run"), "stopped", repository=repository, folder=tmp_path)
     [record] = (tmp_path / "run").rglob("run-*.wandb")
     read = """
 import json, struct, sys
@@ -128,11 +128,14 @@ while at + 7 <= len(data):
     at += 7 + length
     if record.WhichOneof("record_type") == "history":
         steps.append({(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item})
-print(json.dumps(steps))
+    if record.WhichOneof("record_type") == "exit":
+        code = record.exit.exit_code
+print(json.dumps([steps, code]))
 """
-    steps = json.loads(run(python, read, str(record), repository=repository, folder=tmp_path))
+    steps, code = json.loads(run(python, read, str(record), repository=repository, folder=tmp_path))
     assert [(s["step"], s.get("train/loss")) for s in steps] == [(1, 3.0), (2, 1.5), (3, 1.0), (3, None)]
     assert steps[-1]["validation/loss"] == 1.5
+    assert code == 255  # what W&B shows as killed
 
 
 @pytest.mark.slow
@@ -140,7 +143,7 @@ def test_mlflow_with_sqlite_holds_every_point(repository, tmp_path):
     python = python_with("mlflow", repository)
     folder = tmp_path / "run"
     folder.mkdir()
-    run(python, WRITE, "mlflow", str(folder), repository=repository, folder=tmp_path)
+    run(python, WRITE, "mlflow", str(folder), "failed", repository=repository, folder=tmp_path)
     read = """
 import json, sys
 from mlflow.tracking import MlflowClient
@@ -150,4 +153,4 @@ history = [(m.step, m.value) for m in client.get_metric_history(run.info.run_id,
 print(json.dumps([run.info.status, history, run.data.metrics["validation/loss"], run.data.params["learning_rate"]]))
 """
     found = json.loads(run(python, read, str(folder / "mlflow.db"), repository=repository, folder=tmp_path))
-    assert found == ["FINISHED", [[1, 3.0], [2, 1.5], [3, 1.0]], 1.5, "0.001"]
+    assert found == ["FAILED", [[1, 3.0], [2, 1.5], [3, 1.0]], 1.5, "0.001"]
