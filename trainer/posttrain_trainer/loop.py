@@ -27,7 +27,7 @@ from posttrain_trainer.data.loader import StepBatches, StepLoader
 from posttrain_trainer.dist import World
 from posttrain_trainer.metrics.heartbeat import Heart
 from posttrain_trainer.metrics.jsonl import EventLog
-from posttrain_trainer.metrics.meter import Pace, Stopwatch, Sums, Totals, device_marks, finite
+from posttrain_trainer.metrics.meter import EpochMeans, Pace, Stopwatch, Sums, Totals, device_marks, finite
 from posttrain_trainer.metrics.mfu import Mfu
 from posttrain_trainer.metrics.sink import FanOut
 from posttrain_trainer.models.load import LoadedModel
@@ -72,6 +72,7 @@ class Loop:
         self.progress = progress
         self.newest = newest
         self._pace = Pace()
+        self._means = EpochMeans()
         self._metrics: dict[str, float] = {}
         self._parameters = [p for group in parts.optimizer.param_groups for p in group["params"]]
         self._samples_before = progress.samples_seen
@@ -171,6 +172,8 @@ class Loop:
         parts, progress = self.parts, self.progress
         step_time_s = watch.total()
         self._pace.add(step_time_s, batches.num_tokens)
+        count = parts.objective.count(batches)
+        self._means.add(totals, count=count, tokens=batches.num_tokens, seconds=step_time_s, applied=applied)
         self._metrics = {} if progress.loss is None else {"loss": progress.loss, "accuracy": totals.accuracy, **self._extra(totals)}
         spent = watch.parts()
         parts.points.write(
@@ -281,8 +284,10 @@ class Loop:
 
     def _tell_epoch(self) -> None:
         if self._is_epoch_end():
-            number = self.progress.step // self.parts.loader.steps_per_epoch
-            self.parts.events.tell("epoch", f"epoch {number} is done after step {self.progress.step}", epoch=number, step=self.progress.step)
+            number, step = self.progress.step // self.parts.loader.steps_per_epoch, self.progress.step
+            means = self._means.take()
+            loss = f": mean loss {means['loss']:.4f}" if "loss" in means else ""
+            self.parts.events.tell("epoch", f"epoch {number} is done after step {step}{loss}", epoch=number, step=step, **means)
 
     def _save(self, trigger: Trigger, *, merge: bool = False) -> None:
         parts, progress = self.parts, self.progress

@@ -69,6 +69,49 @@ class Sums:
         return Totals(loss / num_supervised, correct / num_supervised, tuple(rest[len(self._extra) :]), extra)
 
 
+class EpochMeans:
+    """What an epoch came to: means over its steps, those that this attempt made; skipped steps are only counted."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._loss = self._accuracy = self._count = self._seconds = 0.0
+        self._steps = self._skipped = self._tokens = 0
+
+    def add(self, totals: Totals, *, count: float, tokens: int, seconds: float, applied: bool) -> None:
+        """Add a step.
+
+        Args:
+            totals: Its loss and accuracy, means over `count`.
+            count: Supervised tokens (or pairs) of all ranks: the weight of the step.
+            tokens: Tokens of all ranks.
+            seconds: How long it took.
+            applied: Whether it changed the weights; one that was skipped has no loss to speak of.
+        """
+        self._steps += 1
+        self._tokens += tokens
+        self._seconds += seconds
+        if not applied:
+            self._skipped += 1
+            return
+        self._count += count
+        self._loss += totals.loss * count
+        self._accuracy += totals.accuracy * count
+
+    def take(self) -> dict[str, float]:
+        """The means since the last call, by name: steps, tokens, tokens_per_s, seconds; loss, accuracy; skipped if any."""
+        found: dict[str, float] = {"steps": self._steps, "tokens": self._tokens, "seconds": round(self._seconds, 3)}
+        if self._seconds > 0:
+            found["tokens_per_s"] = self._tokens / self._seconds
+        if self._count > 0:
+            found |= {"loss": self._loss / self._count, "accuracy": self._accuracy / self._count}
+        if self._skipped:
+            found["skipped"] = self._skipped
+        self._begin()
+        return found
+
+
 class DeviceEvent(Protocol):
     """A mark in the work of a device, as torch.cuda.Event is one."""
 

@@ -174,6 +174,21 @@ def test_every_step_is_counted_and_reported():
     assert first.skipped is None
 
 
+def test_an_epoch_is_summed_up_over_its_steps():
+    b = bench(losses=[0.5, float("nan"), 1.5, 2.0, 2.0, 2.0])
+    told = []
+    b.events.tell = lambda kind, text, **data: told.append((kind, text, data))
+    b.run()
+    (_, text, first), (_, _, second) = [event for event in told if event[0] == "epoch"]
+    assert (first["epoch"], first["step"], first["steps"], first["skipped"], first["tokens"]) == (1, 3, 3, 1, 3 * TOKENS)
+    applied = [point for point in b.points[:3] if not point.skipped]
+    assert first["loss"] == pytest.approx(sum(point.loss for point in applied) / 2)
+    assert first["accuracy"] == pytest.approx(0.3)
+    assert first["tokens_per_s"] == pytest.approx(3 * TOKENS / sum(point.step_time_s for point in b.points[:3]), rel=0.01)
+    assert f"mean loss {first['loss']:.4f}" in text
+    assert (second["steps"], "skipped" in second) == (3, False)
+
+
 def test_weights_move_by_the_scheduled_rate():
     b = bench(2, warmup_steps=2, max_grad_norm=None)
     b.run()
