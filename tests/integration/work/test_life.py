@@ -24,8 +24,10 @@ def test_a_job_runs_to_its_end_and_everything_about_it_is_told(server):
     view = server.jobs.get(job_uuid)
     assert (view.progress["step"], view.progress["percent"]) == (4, 100.0)
     assert view.metrics["loss"] == 0.25
-    types = event_types(server, job_uuid)
-    assert [t for t in types if t not in ("warning",)] == ["queued", "launching", "running", "phase", "ended", "succeeded"]
+    types = [t for t in event_types(server, job_uuid) if t != "warning"]
+    # On a busy machine the short run may be over before it is seen to run.
+    assert [t for t in types if t not in ("phase", "ended")] == ["queued", "launching", "running", "succeeded"]
+    assert [t for t in types if t in ("phase", "ended")] == ["phase", "ended"]
     assert "step 4 ✓" in server.jobs.logs(job_uuid, tail=1).text
     assert server.jobs.log_sources(job_uuid) == {1: ["torchrun", "rank-0"]}
     assert server.runtime.store.slots.taken() == []
