@@ -16,7 +16,7 @@ export PYTHON
 .PHONY: help setup model demo test docs clean chaos tracking
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile
+	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
 
 setup:
 	@sh scripts/setup.sh

@@ -19,7 +19,7 @@ base=$(mktemp -d "${TMPDIR:-/tmp}/posttrain-test.XXXXXX")
 base=$(cd "$base" && pwd -P)
 export TESTRUN_TAG
 trap 'rm -rf "$base"' EXIT
-trap 'exit 130' INT TERM
+trap '"$bin/python" scripts/leftovers.py "$TESTRUN_TAG" "$base"; exit 130' INT TERM
 
 code=0
 # Two files of tests at a time: most of the time goes into starting processes. WORKERS=0 runs them one by one.

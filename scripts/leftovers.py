@@ -1,4 +1,4 @@
-"""Fail when a test run left a process behind: `leftovers.py TAG FOLDER`.
+"""Fail when a test run left a process behind, and end it: `leftovers.py TAG FOLDER`.
 
 A process belongs to the run when it carries the run's tag in its environment, or works in or names the run's folder
 of temporary files while it carries a job's marker. A short time is given to those that are just ending.
@@ -29,7 +29,7 @@ def belongs(process: psutil.Process, tag: str, folder: str) -> bool:
 
 
 def main(tag: str, folder: str) -> int:
-    """Look, wait for those that are ending, and report the rest. Returns the exit code."""
+    """Look, wait for those that are ending, report the rest and end them. Returns the exit code."""
     me = psutil.Process()
     known = {me.pid, *(parent.pid for parent in me.parents())}
     found = [p for p in psutil.process_iter() if p.pid not in known and belongs(p, tag, folder)]
@@ -37,6 +37,7 @@ def main(tag: str, folder: str) -> int:
     for process in alive:
         with process.oneshot():
             print(f"left running by the tests: {process.pid} {' '.join(process.cmdline())[:300]}", file=sys.stderr)
+        process.kill()
     return 1 if alive else 0
 
 

@@ -1,4 +1,4 @@
-"""The end of `make test` finds processes that a test run left behind."""
+"""The end of `make test` finds processes that a test run left behind, tells of them and ends them."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ def sleeper(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subproce
 
 @pytest.mark.parametrize("sleeper", [{"TESTRUN_TAG": "run-of-this-test"}], indirect=True)
 def test_the_tag_is_found(leftovers: ModuleType, sleeper: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]) -> None:
+    assert leftovers.main("another-run", "/nowhere") == 0
+    assert sleeper.poll() is None
     assert leftovers.main("run-of-this-test", "/nowhere") == 1
     assert str(sleeper.pid) in capsys.readouterr().err
-    assert leftovers.main("another-run", "/nowhere") == 0
+    assert sleeper.wait(timeout=30) < 0
 
 
 @pytest.mark.parametrize("sleeper", [{"POSTTRAIN_JOB_UUID": "1"}], indirect=True)
 def test_a_job_in_the_runs_folder_is_found(leftovers: ModuleType, sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    assert leftovers.main("another-run", str(tmp_path)) == 1
     assert leftovers.main("another-run", "/nowhere") == 0
+    assert leftovers.main("another-run", str(tmp_path)) == 1

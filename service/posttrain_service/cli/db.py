@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from sqlalchemy import Engine
+from sqlalchemy import Engine, make_url
 
 from posttrain_service.cli.common import sentences
 from posttrain_service.cli.serve import read_settings
@@ -122,6 +122,12 @@ def _sweeper(settings: Settings, engine: Engine) -> Sweeper:
     blobs = Blobs(settings.files_dir, max_bytes=settings.max_upload_bytes, reserve_bytes=settings.disk_reserve_bytes)
     leader = Leader(store, settings.storage_dir, settings.lease_ttl_s, one_host=engine.dialect.name == "sqlite")
     return Sweeper(settings, store, clock, blobs, leader)
+
+
+def database_file(storage_dir: Path | None, database_url: str | None) -> Path | None:
+    """The file of the database; None when a server keeps it."""
+    url = make_url(_settings(storage_dir, database_url).effective_database_url)
+    return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
 @contextmanager

@@ -95,7 +95,8 @@ def run(console: Console, settings: Settings, server: str | None, api_key: str |
     model = obtain(settings, console)
     outcome = _train_somewhere(console, settings, model, server, api_key, again=again)
     questions = [question for question, _ in QUESTIONS]
-    with console.status("Asking the model before and after training"):
+    told(console, "asking", "the model before and after training")
+    with console.status("It answers in half a minute or so"):
         before, after = ask(settings, model, outcome.adapter, questions)
     compare(console, QUESTIONS, before, after)
     farewell(console, settings, outcome.address, outcome.job, outcome.adapter, pid_of(settings, outcome.address))
@@ -125,7 +126,7 @@ def _train(
         if job is None:
             job = _create(console, client, mark, recipe)
         else:
-            told(console, "job", f"{job['job_uuid']} of an earlier run (--again trains anew)")
+            told(console, "job", f"{job['job_uuid']} of an earlier run (--again trains anew; make demo ARGS=--again)")
         job = follow(console, client, job, address)
         with console.status("Downloading the checkpoint"):
             adapter = fetch(client, job["job_uuid"], settings.storage_dir / "demo")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from posttrain_service.cli.common import fail, sentences, show_json
-from posttrain_service.cli.db import StorageOption, UrlOption, opened
+from posttrain_service.cli.db import StorageOption, UrlOption, database_file, opened
 from posttrain_service.store.upgrade import is_current
 from posttrain_service.work.doctor import Doctor, Finding
 from posttrain_service.work.inventory import devices
@@ -23,6 +23,10 @@ def doctor(
 
     Exit code 1 when something doesn't work.
     """
+    with sentences():
+        path = database_file(storage_dir, database_url)
+        if path is not None and not path.exists():
+            fail(f"no service has been here: there is no {path}; name its folder by --storage-dir, or start one")
     with sentences(), opened(storage_dir, database_url) as (settings, engine, store):
         if not is_current(engine):
             fail("the database has another schema than this build; run `posttrain db upgrade`, or start the server")

@@ -155,6 +155,14 @@ def test_a_sweep_by_hand_says_what_it_removes_and_leaves_it_to_a_server_that_run
     assert not run.exists()
 
 
+def test_the_doctor_makes_nothing_where_no_service_has_been(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["doctor", "--storage-dir", str(tmp_path / "nowhere")])
+    assert result.exit_code == 1
+    assert "no service has been here" in result.output
+    assert "--storage-dir" in result.output
+    assert not (tmp_path / "nowhere").exists()
+
+
 def test_the_doctor_of_a_fresh_storage_misses_a_server_and_an_interpreter(server: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POSTTRAIN_TRAINER_PYTHON", "/no/such/python")
     monkeypatch.setenv("POSTTRAIN_DISK_RESERVE_BYTES", "0")
