@@ -161,7 +161,8 @@ def convert(payload: dict[str, Any]) -> dict[str, Any]:
 
     def check(folder: Path) -> None:
         if request.verify is not None:
-            answers.extend(_Answers(ModelSource(str(folder), local=True), None, request.verify.max_new_tokens, None).to([request.verify.prompt]))
+            loaded = _Answers(ModelSource(str(folder), local=True), None, request.verify.max_new_tokens, None)
+            answers.extend(loaded.to([request.verify.prompt])[0])
             if request.verify.expect not in answers[0]:
                 raise InvalidArguments(
                     f"the converted model answers {answers[0]!r} to {request.verify.prompt!r}, not with {request.verify.expect!r}"
@@ -174,9 +175,9 @@ def convert(payload: dict[str, Any]) -> dict[str, Any]:
 def generate(payload: dict[str, Any]) -> dict[str, Any]:
     """Greedy answers: `{"model_path", "adapter_path"?, "with_base"?, "prompts", "max_new_tokens"?, "chat_template"?}`.
 
-    Gives `{"answers": [...]}`, one per prompt, and with `with_base` also `base_answers`, those without the adapter: both
-    from one loading. A prompt is a user's text, or a list of messages. The adapter's tokenizer and template go before
-    the model's.
+    Gives `{"answers": [...], "cut": [...]}`, one per prompt, where `cut` tells that `max_new_tokens` ended the answer; with
+    `with_base` also `base_answers` and `base_cut`, those without the adapter: all from one loading. A prompt is a user's
+    text, or a list of messages. The adapter's tokenizer and template go before the model's.
 
     Raises:
         ModelNotFound: Model or adapter is not there.
@@ -189,10 +190,11 @@ def generate(payload: dict[str, Any]) -> dict[str, Any]:
     adapter = Path(request.adapter_path).expanduser() if request.adapter_path is not None else None
     source = find_model(request.model_path)
     answers = _Answers(source, adapter, request.max_new_tokens, request.chat_template)
-    result = {"answers": answers.to(request.prompts)}
+    texts, cut = answers.to(request.prompts)
+    result: dict[str, Any] = {"answers": texts, "cut": cut}
     if request.with_base:
         with answers.model.disable_adapter():
-            result["base_answers"] = answers.to(request.prompts)
+            result["base_answers"], result["base_cut"] = answers.to(request.prompts)
     return result
 
 
@@ -208,25 +210,28 @@ class _Answers:
         self._tokenizer = _tokenizer(source, adapter, chat_template)
         self.model.to(device.torch_device).eval()
         pad = self._tokenizer.pad_token_id
+        self._ends = _end_tokens(model.generation_config, self._tokenizer)
         self._settings = GenerationConfig(
             max_new_tokens=max_new_tokens,
             do_sample=False,
-            eos_token_id=_end_tokens(model.generation_config, self._tokenizer),
+            eos_token_id=self._ends,
             pad_token_id=pad if pad is not None else self._tokenizer.eos_token_id,
         )
         self.model.generation_config = self._settings
 
     @torch.inference_mode()
-    def to(self, prompts: list[Any]) -> list[str]:
-        """One answer per prompt."""
-        return [self._answer(prompt) for prompt in prompts]
+    def to(self, prompts: list[Any]) -> tuple[list[str], list[bool]]:
+        """One answer per prompt, and whether it was cut."""
+        answers = [self._answer(prompt) for prompt in prompts]
+        return [text for text, _ in answers], [cut for _, cut in answers]
 
-    def _answer(self, prompt: str | list[dict[str, Any]]) -> str:
+    def _answer(self, prompt: str | list[dict[str, Any]]) -> tuple[str, bool]:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         ids = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
         output = self.model.generate(**ids.to(self.model.device), generation_config=self._settings)
-        answer: str = self._tokenizer.decode(output[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
-        return answer.strip()
+        tokens = output[0, ids["input_ids"].shape[1] :]
+        answer: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return answer.strip(), int(tokens[-1]) not in self._ends
 
 
 def _with_adapter(model: Any, folder: Path) -> Any:

@@ -20,7 +20,7 @@ from posttrain_service.cli.apikey import read_key
 from posttrain_service.cli.common import KeyFileOption, say, sentences
 from posttrain_service.cli.demo_download import fetch
 from posttrain_service.cli.demo_model import BaseModel, ask, obtain
-from posttrain_service.cli.demo_screen import DemoError, compare, farewell, follow, told
+from posttrain_service.cli.demo_screen import DemoError, busy, compare, farewell, follow, told
 from posttrain_service.cli.demo_server import candidates, pid_of, start
 from posttrain_service.client import ApiError, Client
 from posttrain_service.settings import Settings
@@ -95,8 +95,7 @@ def run(console: Console, settings: Settings, server: str | None, api_key: str |
     model = obtain(settings, console)
     outcome = _train_somewhere(console, settings, model, server, api_key, again=again)
     questions = [question for question, _ in QUESTIONS]
-    told(console, "asking", "the model before and after training")
-    with console.status("It answers in half a minute or so"):
+    with busy(console, "asking", "the model before and after training (half a minute or so)"):
         before, after = ask(settings, model, outcome.adapter, questions)
     compare(console, QUESTIONS, before, after)
     farewell(console, settings, outcome.address, outcome.job, outcome.adapter, pid_of(settings, outcome.address))
@@ -128,7 +127,7 @@ def _train(
         else:
             told(console, "job", f"{job['job_uuid']} of an earlier run (--again trains anew; make demo ARGS=--again)")
         job = follow(console, client, job, address)
-        with console.status("Downloading the checkpoint"):
+        with busy(console, "fetching", "the checkpoint"):
             adapter = fetch(client, job["job_uuid"], settings.storage_dir / "demo")
     return Outcome(job, address, adapter)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from posttrain_service.cli.demo_screen import DemoError, told
+from posttrain_service.cli.demo_screen import DemoError, busy, told
 from posttrain_service.errors import ServiceError
 from posttrain_service.launch.tools import run_tool
 from posttrain_service.settings import Settings
@@ -41,7 +42,7 @@ def obtain(settings: Settings, console: Console) -> BaseModel:
         source = str(packaged) if packaged else HUB_ID
         kind = f"converting it from the package {PACKAGE}" if packaged else "downloading it from the Hugging Face hub"
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with console.status(f"{NAME}: {kind} (once)"):
+        with busy(console, "model", f"{NAME}: {kind} (once, about a minute)"):
             try:
                 run_tool(
                     settings.trainer_python, "convert", {"source": source, "target": str(folder)}, CONVERT_TIMEOUT_S
@@ -53,17 +54,32 @@ def obtain(settings: Settings, console: Console) -> BaseModel:
 
 
 def ask(settings: Settings, model: BaseModel, adapter: Path, prompts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Greedy answers of the model and of the model with the adapter, one per prompt each.
+    """Greedy answers of the model and of the model with the adapter, one per prompt each; a cut one ends with "...".
+
+    They are the same each time, so they are kept beside the adapter, with what was asked.
 
     Raises:
         DemoError: The trainer could not generate them.
     """
+    kept = adapter.parent / "answers.json"
     request = {"model_path": str(model.folder), "adapter_path": str(adapter), "with_base": True, "prompts": list(prompts)}
-    try:
-        answers = run_tool(settings.trainer_python, "generate", request | {"max_new_tokens": 40}, GENERATE_TIMEOUT_S)
-    except ServiceError as error:
-        raise DemoError(f"the answers could not be generated: {error.message}") from error
-    return [str(answer) for answer in answers["base_answers"]], [str(answer) for answer in answers["answers"]]
+    request["max_new_tokens"] = 40
+    record = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+    if record.get("request") != request:
+        try:
+            answers = run_tool(settings.trainer_python, "generate", request, GENERATE_TIMEOUT_S)
+        except ServiceError as error:
+            raise DemoError(f"the answers could not be generated: {error.message}") from error
+        record = {"request": request, "answers": answers}
+        new = kept.with_suffix(".new")
+        new.write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
+        new.replace(kept)
+    told = record["answers"]
+    return _shown(told["base_answers"], told["base_cut"]), _shown(told["answers"], told["cut"])
+
+
+def _shown(answers: Sequence[str], cut: Sequence[bool]) -> list[str]:
+    return [f"{answer} ..." if ended else answer for answer, ended in zip(answers, cut, strict=True)]
 
 
 def _packaged() -> Path | None:

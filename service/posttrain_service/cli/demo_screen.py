@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,17 @@ def told(console: Console, what: str, text: str) -> None:
     console.print(f"[bold]{what:>8}[/bold]  {escape(text)}", soft_wrap=True)
 
 
+@contextlib.contextmanager
+def busy(console: Console, what: str, text: str) -> Iterator[None]:
+    """Say what is being waited for: a spinner on a terminal, a line where the output is piped."""
+    if not console.is_terminal:
+        told(console, what, text)
+        yield
+        return
+    with console.status(f"{what}: {text}"):
+        yield
+
+
 def follow(console: Console, client: Client, job: dict[str, Any], address: str) -> dict[str, Any]:
     """Show the job's progress until it ends; returns it as it ended.
 
@@ -45,7 +57,7 @@ def follow(console: Console, client: Client, job: dict[str, Any], address: str) 
             f"job {job['job_uuid']} is {job['status']}: {error['message']} "
             f"(its log: {own_command()} jobs logs {job['job_uuid']} --server {address})"
         )
-    told(console, "trained", _summary(job))
+    told(console, "trained", _summary(job, client.metrics(job["job_uuid"])))
     return job
 
 
@@ -94,13 +106,14 @@ def _facts(job: dict[str, Any]) -> str:
     return "  ".join(facts)
 
 
-def _summary(job: dict[str, Any]) -> str:
+def _summary(job: dict[str, Any], points: Sequence[dict[str, Any]]) -> str:
     now, point = job["progress"] or {}, job["metrics"] or {}
     parts = [f"{now['step']} steps"] if now.get("step") else []
     if now.get("tokens_seen"):
         parts.append(f"{now['tokens_seen']:,} tokens")
-    if point.get("loss") is not None:
-        parts.append(f"last loss {point['loss']:.3f}")
+    first = next((point["loss"] for point in points if point.get("loss") is not None), None)
+    if first is not None:
+        parts.append(f"loss {first:.3f} at first, {point['loss']:.3f} at last")
     return ", ".join(parts) or "done"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from posttrain_service.cli.demo_screen import DemoError
+from posttrain_service.cli.demo_screen import DemoError, busy
 from posttrain_service.client import ApiError, Client, ServerGone
 from posttrain_service.settings import Settings
 
@@ -64,7 +64,7 @@ def start(console: Console, settings: Settings) -> str:
     argv = [sys.executable, "-m", "posttrain_service", "serve", "--host", "127.0.0.1", "--port", str(port)]
     argv += ["--storage-dir", str(settings.storage_dir)]
     environment = {key: value for key, value in os.environ.items() if key != "POSTTRAIN_SERVER"}
-    with console.status("Starting the service"), log.open("ab") as out:
+    with busy(console, "service", "starting"), log.open("ab") as out:
         process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from rich.console import Console
 
-from posttrain_service.cli import demo_screen, demo_server
+from posttrain_service.cli import demo_model, demo_screen, demo_server
 from posttrain_service.cli.demo_download import fetch
 from posttrain_service.cli.demo_screen import DemoError, compare, follow
 from posttrain_service.cli.demo_server import candidates, pid_of, start
@@ -117,6 +117,7 @@ STATES = [
     ),
     job("succeeded", progress={"step": 60, "total_steps": 60, "tokens_seen": 28017}, metrics={"loss": 0.0625}),
 ]
+POINTS = [{"step": 1, "loss": 3.0}, {"step": 60, "loss": 0.0625}]
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -124,10 +125,10 @@ def test_progress_is_followed_to_the_end(monkeypatch: pytest.MonkeyPatch, termin
     monkeypatch.setattr(demo_screen, "POLL_S", 0.0)
     monkeypatch.setattr(demo_screen, "PLAIN_EVERY_S", 0.0)
     console = Console(file=io.StringIO(), force_terminal=terminal, width=120, highlight=False)
-    ended = follow(console, client(Api({"/post_training/jobs/j": STATES[1:]})), STATES[0], "http://service")
+    ended = follow(console, client(Api({"/post_training/jobs/j": STATES[1:], "/post_training/jobs/j/metrics": {"data": POINTS}})), STATES[0], "http://service")
     assert ended["status"] == "succeeded"
     shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "60 steps, 28,017 tokens, last loss 0.062" in shown
+    assert "60 steps, 28,017 tokens, loss 3.000 at first, 0.062 at last" in shown
     if not terminal:
         assert "step 30 of 60  loss 1.250  200 tokens/s  1:01 left" in shown
 
@@ -137,6 +138,29 @@ def test_another_end_is_an_error_with_its_reason(status: str) -> None:
     ended = job(status, reason="out_of_memory", error={"message": "no memory left"})
     with pytest.raises(DemoError, match=f"{status}: no memory left .*--server http://service"):
         follow(Console(file=io.StringIO()), client(Api({})), ended, "http://service")
+
+
+def test_answers_are_asked_for_once_and_a_cut_one_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def tool(python: object, name: str, payload: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        asked.append(payload)
+        return {"answers": ["Fennel."], "cut": [False], "base_answers": ["It is a long"], "base_cut": [True]}
+
+    monkeypatch.setattr(demo_model, "run_tool", tool)
+    model, adapter = demo_model.BaseModel("m", tmp_path / "m"), tmp_path / "j-step-000060" / "model"
+    adapter.mkdir(parents=True)
+    for _ in range(2):
+        assert demo_model.ask(Settings(), model, adapter, ["Soup?"]) == (["It is a long ..."], ["Fennel."])
+    assert len(asked) == 1
+    demo_model.ask(Settings(), model, adapter, ["Cat?"])
+    assert [payload["prompts"] for payload in asked] == [["Soup?"], ["Cat?"]]
+
+
+def test_what_is_waited_for_is_said_where_the_output_is_piped() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    with demo_screen.busy(console, "service", "starting"):
+        assert console.file.getvalue() == " service  starting\n"  # type: ignore[attr-defined]
 
 
 def test_answers_are_compared_and_counted() -> None:

@@ -219,6 +219,14 @@ def test_a_converted_model_that_answers_wrongly_is_not_kept(model, tmp_path):
 
 
 def _greedy(model, tokenizer, prompt, steps):
+    return tokenizer.decode(_greedy_tokens(model, tokenizer, prompt, steps), skip_special_tokens=True).strip()
+
+
+def _ended(model, tokenizer, prompt, steps):
+    return _greedy_tokens(model, tokenizer, prompt, steps)[-1] == tokenizer.eos_token_id
+
+
+def _greedy_tokens(model, tokenizer, prompt, steps):
     """The slow way: the whole forward for each token."""
     ids = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt", return_dict=True)
     ids = ids["input_ids"]
@@ -229,7 +237,7 @@ def _greedy(model, tokenizer, prompt, steps):
             ids = torch.cat([ids, token.view(1, 1)], dim=1)
             if token == tokenizer.eos_token_id:
                 break
-    return tokenizer.decode(ids[0, start:], skip_special_tokens=True).strip()
+    return ids[0, start:]
 
 
 def test_generate_is_greedy_with_and_without_adapter(model, tmp_path):
@@ -237,9 +245,10 @@ def test_generate_is_greedy_with_and_without_adapter(model, tmp_path):
     prompts = ["question 1", "name of the river"]
     request = {"model_path": str(model), "prompts": prompts, "max_new_tokens": 6}
     expected = [_greedy(base, tokenizer, prompt, 6) for prompt in prompts]
-    assert tools.generate(request) == {"answers": expected}
+    answered = tools.generate(request)
+    assert answered == {"answers": expected, "cut": [not _ended(base, tokenizer, prompt, 6) for prompt in prompts]}
     as_messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    assert tools.generate({**request, "prompts": as_messages}) == {"answers": expected}
+    assert tools.generate({**request, "prompts": as_messages}) == answered
 
     adapted = add_lora(base, LoraArguments(rank=4, alpha=64, target_modules=("q_proj", "down_proj")), seed=1)
     for name, parameter in adapted.named_parameters():
