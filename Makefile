@@ -1,5 +1,6 @@
 # make demo    fine-tune a real small model over HTTP, from nothing, on this machine
 # make test    lint, types, import contracts, tests with branch coverage
+# make docs    the reference from the code, and the documentation as a site in build/docs
 # make chaos   random faults on services, shims and ranks; a table of what was lost, doubled or untrue (nothing)
 # make setup   only the virtualenv in .venv (both of the above do it first; a second time takes no time)
 # make model   try again to install the package with the small model, if that failed
@@ -40,6 +41,7 @@ tracking: setup
 
 docs: setup
 	@.venv/bin/python scripts/reference.py
+	@.venv/bin/python -m sphinx -W -q -c docs -d build/doctrees . build/docs && echo build/docs/docs/index.html
 
 clean:
 	@rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov dist build

@@ -1,8 +1,9 @@
-"""Write docs/reference/ from the code: settings, training arguments, job request, command line. `--check` only compares."""
+"""Write docs/reference/ from the code: settings, arguments, job request, command line, routes, Python. `--check` only compares."""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import re
 import sys
@@ -11,14 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import typer
+import yaml
 from pydantic import BaseModel
 
+from posttrain_service import client
 from posttrain_service.cli.main import app
 from posttrain_service.settings import ENV_PREFIX, Settings
 from posttrain_service.wire.jobs import JobRequest
+from posttrain_trainer import train_torchrun
 from posttrain_trainer.contract.spec import FullTrainingArguments, TorchrunArguments
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "docs" / "reference"
 NOTE = "<!-- Made by scripts/reference.py (make docs); change the code, not this file. -->\n"
 OF_THE_MACHINE = {
     "storage_dir": "the user's data folder + `/posttrain`",
@@ -37,6 +42,8 @@ def pages() -> dict[str, str]:
         "training-arguments.md": arguments(),
         "job-request.md": models("Job request", "The body of `POST /post_training/jobs`.", JobRequest, ELSEWHERE),
         "command-line.md": command_line(),
+        "http-api.md": http_api(yaml.safe_load((ROOT / "openapi.yaml").read_text(encoding="utf-8"))),
+        "python.md": python(),
     }
 
 
@@ -182,6 +189,105 @@ def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
     for name in inner:
         if not inner[name].hidden:
             yield from commands(inner[name], f"{path} {name}")
+
+
+def http_api(spec: dict[str, Any]) -> str:
+    """Every route with its parameters, by tag, and every field of what is sent and answered."""
+    inner = spec["components"]["schemas"]
+    by_tag: dict[str, list[str]] = {}
+    for path, operations in spec["paths"].items():
+        for method, operation in operations.items():
+            by_tag.setdefault(operation["tags"][0], []).append(route(method.upper(), path, operation, inner))
+    intro = (
+        "Made from `openapi.yaml`, which the service also gives at `/openapi.json`. Errors come in one envelope: "
+        "`{\"error\": {\"message\", \"type\", \"param\", \"code\"}}`; an unknown field is an error, never ignored."
+    )
+    parts = [f"{NOTE}# HTTP API\n\n{intro}", *(f"## {tag}\n\n" + "\n\n".join(routes) for tag, routes in by_tag.items())]
+    objects = [
+        f"### {name}\n\n{text_of(inner[name])}\n\n"
+        + (fields(inner[name], inner, {}) if inner[name].get("properties") else type_of(inner[name]))
+        for name in sorted(inner)
+    ]
+    return "\n\n".join([*parts, "## Objects", *objects]) + "\n"
+
+
+def route(method: str, path: str, operation: dict[str, Any], inner: dict[str, Any]) -> str:
+    """One route: what it does, takes and gives."""
+    parts = [f"### `{method} {path}`\n\n{text_of(operation)}"]
+    rows = [("parameter", "in", "type", "meaning"), ("---",) * 4]
+    for parameter in operation.get("parameters", ()):
+        if parameter["in"] == "path" and not text_of(parameter):
+            continue  # its name in the path says it
+        rows.append((f"`{parameter['name']}`", parameter["in"], type_of(parameter["schema"]), text_of(parameter)))
+    if len(rows) > 2:
+        parts.append(table(rows))
+    for kind, body in operation.get("requestBody", {}).get("content", {}).items():
+        parts.append(f"Takes `{kind}`: {type_of(body.get('schema', {}))}.")
+    for status, response in operation["responses"].items():
+        for kind, body in response.get("content", {}).items():
+            if status.startswith("2"):
+                parts.append(f"{status}, `{kind}`: {type_of(body.get('schema', {}))}.")
+    return "\n\n".join(parts)
+
+
+def python() -> str:
+    """The client's and the trainer library's public functions: signatures and docstrings."""
+    parts = [
+        f"{NOTE}# Python",
+        "## The trainer\n\n`from posttrain_trainer import FullTrainingArguments, TorchrunArguments, train_torchrun`; "
+        "the arguments are described under [training arguments](training-arguments.md).",
+        signature("train_torchrun", train_torchrun),
+    ]
+    for kind in (client.Client, client.AsyncClient, client.ServerEvent, client.ApiError, client.ServerGone):
+        parts.append(f"## {kind.__name__}\n\n`from posttrain_service.client import {kind.__name__}`\n\n{documented(kind)}")
+        if kind is client.Client:
+            parts += [signature(method, function) for method, function in public(kind)]
+    return "\n\n".join(parts) + "\n"
+
+
+def public(kind: type) -> Iterator[tuple[str, Any]]:
+    """Methods that a caller may use, in the order of the source, inherited ones last."""
+    seen: set[str] = set()
+    for owner in kind.__mro__[:-1]:
+        for name, function in vars(owner).items():
+            if inspect.isfunction(function) and not name.startswith("_") and name not in seen:
+                seen.add(name)
+                yield name, function
+
+
+def signature(name: str, function: Any) -> str:
+    """One function: how it is called, and its docstring."""
+    call = "async " if inspect.iscoroutinefunction(function) else ""
+    whole = inspect.signature(function)
+    parameters = [
+        parameter.replace(default=Told("...") if callable(parameter.default) and parameter.default is not parameter.empty else parameter.default)
+        for parameter in whole.parameters.values()
+        if parameter.name != "self"
+    ]
+    told = [parameter.replace(annotation=Told(parameter.annotation)) for parameter in parameters]
+    text = str(whole.replace(parameters=told, return_annotation=Told(whole.return_annotation)))
+    return f"### `{name}`\n\n```python\n{call}{name}{text}\n```\n\n{documented(function)}"
+
+
+def documented(what: Any) -> str:
+    """A docstring as Markdown: its sections (`Raises:` and the like) as lists."""
+    lines = []
+    for line in (inspect.getdoc(what) or "").splitlines():
+        entry = re.match(r"    ([\w.]+): (.*)", line)
+        if re.fullmatch(r"(Args|Attributes|Raises|Returns|Yields):", line):
+            lines += ["", f"**{line}**", ""]
+        elif entry:
+            lines.append(f"- `{entry[1]}`: {entry[2]}")
+        else:
+            lines.append(re.sub(r"^ {8}", "  ", line).removeprefix("    "))
+    return "\n".join(lines)
+
+
+class Told(str):
+    """Text that stands in a signature as it is, without quotes."""
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def main() -> int:

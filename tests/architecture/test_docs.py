@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import typer
+import yaml
 
 from posttrain_service.cli.main import app
 from posttrain_service.settings import ENV_PREFIX, Settings
@@ -68,3 +71,24 @@ def test_links_between_documents_lead_somewhere(repository: Path) -> None:
         if "://" not in target and not (page.parent / target).exists()
     ]
     assert dead == []
+
+
+def test_the_site_is_built_without_a_warning(repository: Path, tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs", "-d", str(tmp_path / "doctrees"), ".", str(tmp_path / "site")]
+    built = subprocess.run(argv, cwd=repository, capture_output=True, text=True, timeout=300, check=False)
+    assert (built.returncode, built.stderr) == (0, "")
+    assert (tmp_path / "site" / "docs" / "index.html").is_file()
+
+
+def test_every_route_is_described(repository: Path) -> None:
+    page = read(repository, "http-api.md")
+    spec = yaml.safe_load((repository / "openapi.yaml").read_text(encoding="utf-8"))
+    routes = [f"### `{method.upper()} {path}`" for path, operations in spec["paths"].items() for method in operations]
+    assert len(routes) > 30
+    assert [route for route in routes if route not in page] == []
+
+
+def test_every_page_is_in_the_contents(repository: Path) -> None:
+    index = (repository / "docs" / "index.md").read_text(encoding="utf-8")
+    pages = [str(page.relative_to(repository / "docs").with_suffix("")) for page in (repository / "docs").rglob("*.md")]
+    assert [page for page in pages if page != "index" and f"\n{page}\n" not in index] == []
