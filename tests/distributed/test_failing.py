@@ -16,7 +16,8 @@ from .conftest import alive, steps_done, wait_for
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # minutes only where others use the machine as well
 
 
-def test_a_model_that_is_not_there(lab, tmp_path):
+def test_a_folder_that_is_no_model(lab, tmp_path):
+    (tmp_path / "nothing").mkdir()
     with pytest.raises(ModelNotFound) as caught:
         lab.train(tmp_path / "run", 2, model_path=str(tmp_path / "nothing"))
     assert "nothing" in caught.value.message

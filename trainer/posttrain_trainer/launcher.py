@@ -21,9 +21,10 @@ from types import FrameType
 
 from posttrain_trainer.contract import CONTRACT_VERSION
 from posttrain_trainer.contract.command import RANK_ENVIRONMENT, torchrun_argv
-from posttrain_trainer.contract.errors import InvalidArguments, LaunchFailed, Lost, TrainerError
+from posttrain_trainer.contract.errors import InvalidArguments, LaunchFailed, Lost, ModelNotFound, TrainerError
 from posttrain_trainer.contract.events import RunResult
 from posttrain_trainer.contract.locks import Lock, LockHeld, hold, is_held
+from posttrain_trainer.contract.modelpath import neither_here_nor_on_a_hub
 from posttrain_trainer.contract.proc import kill_marked
 from posttrain_trainer.contract.rundir import (
     ENV_ATTEMPT,
@@ -66,11 +67,13 @@ def train_torchrun(
 
     Raises:
         TrainerError: The error of the rank that failed (its code, message, rank and exit code), or LaunchFailed when no
-            rank could say why. A non-zero exit of torchrun is never a success.
+            rank could say why, or ModelNotFound before anything is started. A non-zero exit of torchrun is never a success.
         KeyboardInterrupt: Ctrl-C, after the ranks have ended.
     """
     if sys.platform == "win32":
         raise InvalidArguments("posttrain trains on Linux and macOS; on Windows use WSL")
+    if (refusal := neither_here_nor_on_a_hub(train_args.model_path)) is not None:
+        raise ModelNotFound(refusal)
     run_dir = RunDir(Path(train_args.ckpt_output_dir).expanduser().resolve())
     train_args = train_args.model_copy(update={"ckpt_output_dir": str(run_dir.path)})
     attempt, lock = _enter_attempt(run_dir, torch_args, train_args)

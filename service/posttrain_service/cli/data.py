@@ -15,6 +15,7 @@ from posttrain_service.cli.common import (
     KeyFileOption,
     ServerOption,
     connected,
+    fail,
     sentences,
     show_json,
 )
@@ -23,6 +24,7 @@ from posttrain_service.cli.request import with_settings
 from posttrain_service.launch.tools import run_tool
 from posttrain_service.work.rows import report_json
 from posttrain_trainer.contract.conversation import TrainOn
+from posttrain_trainer.contract.modelpath import neither_here_nor_on_a_hub
 from posttrain_trainer.contract.rows import validate_file
 
 app = typer.Typer(help="Check data sets.", no_args_is_help=True)
@@ -82,6 +84,8 @@ def inspect(
     """Show what a model would be trained on: samples with the trained part marked, counts, lengths, packing. No server."""
     folder = Path(model).expanduser()
     with sentences():
+        if (refusal := neither_here_nor_on_a_hub(model)) is not None:
+            fail(refusal)
         payload = {
             "data_path": str(file.absolute()), "model_path": str(folder.absolute()) if folder.is_dir() else model,
             "train_args": with_settings({}, settings or ()), "examples": rows,

@@ -203,7 +203,7 @@ def empty_model(source: ModelSource, config: PretrainedConfig, dtype: torch.dtyp
             causal = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention.NAME, trust_remote_code=False)
         causal.tie_weights()
         with contextlib.suppress(OSError):  # many models have none
-            causal.generation_config = GenerationConfig.from_pretrained(source.name, local_files_only=source.local)
+            causal.generation_config = GenerationConfig.from_pretrained(source.name, local_files_only=source.without_network)
     stored = _match(causal, files)
     if stored is None or (dtype != torch.float32 and getattr(causal, "_keep_in_fp32_modules", None)):
         return None
@@ -249,5 +249,5 @@ def _tell_unused(source: ModelSource, causal: Any, unused: set[str]) -> None:
 
 def _file(source: ModelSource, name: str) -> Path | None:
     """Path of one of the model's files, fetched from the hub if need be; None = it has no such file."""
-    found = cached_file(source.name, name, local_files_only=source.local, _raise_exceptions_for_missing_entries=False)
+    found = cached_file(source.name, name, local_files_only=source.without_network, _raise_exceptions_for_missing_entries=False)
     return None if found is None else Path(found)

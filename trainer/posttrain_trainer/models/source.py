@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer
 
 from posttrain_trainer.contract.errors import InvalidArguments, ModelNotFound
-
-_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+from posttrain_trainer.contract.modelpath import neither_here_nor_on_a_hub
+from posttrain_trainer.models.hub import is_only_cached, one_line
 
 
 @dataclass(frozen=True)
@@ -26,17 +25,26 @@ class ModelSource:
     name: str
     """Absolute folder, or hub id."""
     local: bool
+    """A folder here."""
+    cached: bool = False
+    """To be taken from the hub's cache on this machine, without asking the hub."""
 
     def options(self) -> dict[str, Any]:
-        """Keywords for every `from_pretrained`: never code from the repository, no network for a local folder."""
-        return {"trust_remote_code": False, "local_files_only": self.local}
+        """Keywords for every `from_pretrained`: never code from the repository, no network where none is needed."""
+        return {"trust_remote_code": False, "local_files_only": self.without_network}
+
+    @property
+    def without_network(self) -> bool:
+        """Whether everything is on this machine."""
+        return self.local or self.cached
 
 
 def find_model(model_path: str) -> ModelSource:
     """Resolve a model path.
 
     Raises:
-        ModelNotFound: Nothing is there, or what is there is no model in Hugging Face layout.
+        ModelNotFound: Nothing is there, or what is there is no model in Hugging Face layout, or the hub, asked once for
+            some seconds, did not have it.
     """
     path = Path(model_path).expanduser()
     if path.is_dir():
@@ -50,9 +58,9 @@ def find_model(model_path: str) -> ModelSource:
         raise ModelNotFound(f"{path} has no config.json; it is no model in Hugging Face layout")
     if path.exists():
         raise ModelNotFound(f"{path} is a file; a model is a folder in Hugging Face layout (convert GGUF files first)")
-    if _HUB_ID.fullmatch(model_path) is None or ".." in model_path:
-        raise ModelNotFound(f"{model_path} does not exist on this machine and is no Hugging Face id")
-    return ModelSource(model_path, local=False)
+    if (refusal := neither_here_nor_on_a_hub(model_path)) is not None:
+        raise ModelNotFound(refusal)
+    return ModelSource(model_path, local=False, cached=is_only_cached(model_path))
 
 
 def read_tokenizer(source: ModelSource, **options: Any) -> Any:
@@ -80,6 +88,6 @@ def loading(source: ModelSource) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
             raise
         hint = "" if source.local else "; it is no folder here, and the Hugging Face hub did not give it"
-        raise ModelNotFound(f"model {source.name} cannot be loaded{hint}: {error}") from error
+        raise ModelNotFound(f"model {source.name} cannot be loaded{hint}: {one_line(error)}") from error
     except (ValueError, KeyError) as error:
-        raise InvalidArguments(f"model {source.name} is of a kind that cannot be loaded: {error}") from error
+        raise InvalidArguments(f"model {source.name} is of a kind that cannot be loaded: {one_line(error)}") from error

@@ -11,7 +11,7 @@ import pytest
 
 from posttrain_trainer import FullTrainingArguments, TorchrunArguments, train_torchrun
 from posttrain_trainer.contract import CONTRACT_VERSION
-from posttrain_trainer.contract.errors import InvalidData, LaunchFailed, Lost, OutOfMemory, TrainerError
+from posttrain_trainer.contract.errors import InvalidData, LaunchFailed, Lost, ModelNotFound, OutOfMemory, TrainerError
 from posttrain_trainer.contract.locks import hold
 from posttrain_trainer.contract.proc import find
 from posttrain_trainer.contract.rundir import ENV_RUN_ID, RunDir, read_json, write_json
@@ -47,7 +47,7 @@ class Lab:
         return train_torchrun(TorchrunArguments(**torch_args), self.args(), python=self.python(body))
 
     def args(self, **knobs) -> FullTrainingArguments:
-        return FullTrainingArguments(model_path="m", data_path="d", ckpt_output_dir=str(self.run_dir.path), **knobs)
+        return FullTrainingArguments(model_path="owner/m", data_path="d", ckpt_output_dir=str(self.run_dir.path), **knobs)
 
 
 def test_a_completed_run_returns_its_record(lab):
@@ -62,7 +62,7 @@ def test_a_completed_run_returns_its_record(lab):
 def test_torchrun_gets_an_argument_list_and_the_marker(lab):
     lab.train(f"write('seen.json', [sys.argv[1:], dict(os.environ)]); write('result.json', {RESULT})", nproc_per_node=2)
     argv, env = read_json(lab.run_dir.attempt(1).path / "seen.json")
-    assert argv[:3] == ["-m", "torch.distributed.run", "--nproc-per-node=2"]
+    assert argv[:4] == ["-m", "posttrain_trainer", "torchrun", "--nproc-per-node=2"]
     assert argv[-4:] == ["-m", "posttrain_trainer", "rank", str(lab.run_dir.attempt(1).path)]
     assert len(env[ENV_RUN_ID]) == 36
     assert env["POSTTRAIN_ATTEMPT"] == "1"
@@ -111,7 +111,7 @@ def test_a_script_error_is_told_with_its_last_line(lab):
 
 
 def test_a_python_without_torch_is_named(lab):
-    said = "/x/python: Error while finding module specification for 'torch.distributed.run' (ModuleNotFoundError: No module named 'torch')"
+    said = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'torch'"
     with pytest.raises(LaunchFailed, match=r"no torch.*posttrain\[train\]"):
         lab.train(f"print({said!r}, file=sys.stderr); sys.exit(1)")
 
@@ -175,6 +175,13 @@ def write_json_of_checkpoint(run_dir: RunDir) -> None:
     folder = run_dir.checkpoint("step-000007")
     folder.mkdir(parents=True)
     write_json(folder / "manifest.json", {"step": 7, "epoch": 0.5, "samples_seen": 70, "tokens_seen": 700})
+
+
+def test_a_model_that_can_be_nowhere_starts_nothing(lab):
+    for path in ("nope", "../nope", str(lab.folder / "nope")):
+        with pytest.raises(ModelNotFound, match=r"there is no folder /.*nope"):
+            train_torchrun(TorchrunArguments(), lab.args().model_copy(update={"model_path": path}), python=lab.python("write('result.json', {})"))
+    assert not lab.run_dir.path.exists()
 
 
 def test_another_node_joins_the_attempt_of_node_0(lab):
