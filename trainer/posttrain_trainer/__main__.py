@@ -1,5 +1,6 @@
 """What is run by name: `rank ATTEMPT_DIR` (torchrun's target), and the JSON commands that need torch or a tokenizer.
 
+    python -m posttrain_trainer torchrun ...                                   torch.distributed.run, which begins and ends sooner here
     python -m posttrain_trainer rank ATTEMPT_DIR
     python -m posttrain_trainer {inspect,estimate,convert,generate,version}    JSON object on stdin and stdout
     python -m posttrain_trainer train                                          a run with its own torchrun, see `Training`
@@ -16,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from posttrain_trainer.contract.spec import AttemptArguments
 from posttrain_trainer.failures import as_trainer_error, is_peer_gone
 from posttrain_trainer.metrics.heartbeat import Heart
 from posttrain_trainer.signals import StopRequests
+from posttrain_trainer.startup import leave, quick_imports
 
 _TOOLS = ("inspect", "estimate", "convert", "generate")
 _CAUSE_WAIT_S = 3.0
@@ -38,6 +41,8 @@ def main(argv: list[str]) -> int:
     """Run one command; returns the exit code."""
     if len(argv) == 2 and argv[0] == "rank":
         return Rank(AttemptDir(Path(argv[1]).resolve())).run()
+    if argv[:1] == ["torchrun"]:
+        return _torchrun(argv[1:])
     if argv == ["train"]:
         return Training().run()
     if len(argv) == 1 and argv[0] in (*_TOOLS, "version"):
@@ -132,7 +137,8 @@ class Rank:
     def _train(self) -> RunResult:
         args = read_arguments(self.attempt).train_args
         # Not at the top: torch and transformers take seconds, and the service waits for the first heartbeat.
-        from posttrain_trainer.build import run
+        with quick_imports(without=() if args.qat is not None else ("torchao",)):
+            from posttrain_trainer.build import run
 
         return run(self.attempt, args, heart=self.heart, stop=self.stop, import_s=round(time.perf_counter() - self._started, 3))
 
@@ -216,6 +222,20 @@ def _newest_checkpoint(attempt: AttemptDir) -> Path | None:
     return run_dir.checkpoint(names[-1]) if names else None
 
 
+def _torchrun(argv: list[str]) -> int:
+    """torchrun, as its own command runs it: what ends it is written to stderr, whatever it is."""
+    with quick_imports():
+        from torch.distributed.run import main as torchrun
+    try:
+        torchrun(argv)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    except BaseException:  # noqa: BLE001  the edge: as the interpreter would
+        traceback.print_exc()
+        return 1
+    return 0
+
+
 def _tool(command: str) -> int:
     """One JSON command; what libraries print goes to stderr, so that stdout holds the answer alone."""
     answer_to = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -241,10 +261,16 @@ def _answer(command: str) -> dict[str, Any]:
     if not isinstance(payload, dict):
         raise InvalidArguments("stdin must hold one JSON object")
     # Not at the top: a rank does not need them, and `version` has to answer at once.
-    from posttrain_trainer import tools
+    with quick_imports(without=() if _needs_torchao(payload) else ("torchao",)):
+        from posttrain_trainer import tools
 
     result: dict[str, Any] = getattr(tools, command)(payload)
     return result
+
+
+def _needs_torchao(payload: dict[str, Any]) -> bool:
+    args = payload.get("train_args")
+    return isinstance(args, dict) and args.get("qat") is not None
 
 
 def _packages() -> dict[str, str]:
@@ -261,4 +287,4 @@ def _packages() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

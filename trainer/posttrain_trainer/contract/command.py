@@ -27,7 +27,7 @@ def torchrun_argv(python: str, args: TorchrunArguments, attempt_dir: Path) -> li
             an explicit endpoint that another job listens on would silently join that job.
         attempt_dir: Absolute path of the attempt's folder, which holds arguments.json.
     """
-    argv = [python, "-m", "torch.distributed.run", f"--nproc-per-node={args.nproc_per_node}"]
+    argv = [python, "-m", "posttrain_trainer", "torchrun", f"--nproc-per-node={args.nproc_per_node}"]
     if args.rdzv_endpoint is not None:
         argv += [f"--nnodes={args.nnodes}", f"--node-rank={args.node_rank}", "--rdzv-backend=c10d"]
         argv += [f"--rdzv-endpoint={args.rdzv_endpoint}", f"--rdzv-id={args.rdzv_id}"]
