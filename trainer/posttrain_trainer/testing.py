@@ -118,6 +118,16 @@ def write_rows(path: str | Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
+_RANK = """
+import runpy, sys
+from posttrain_trainer.startup import leave, quick_imports
+with quick_imports():
+    sys.argv = sys.argv[1:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+leave(0)
+"""
+
+
 def run_ranks(script: str | Path, world_size: int, *argv: str, timeout_s: float = 120.0) -> list[str]:
     """Run a Python file as `world_size` ranks with torchrun's environment, without torchrun; returns each rank's stdout.
 
@@ -146,7 +156,7 @@ def run_ranks(script: str | Path, world_size: int, *argv: str, timeout_s: float 
                 "OMP_NUM_THREADS": "1",
             }
             out, err = files[rank]
-            ranks.append(subprocess.Popen([sys.executable, str(script), *argv], env=env, stdout=out, stderr=err))
+            ranks.append(subprocess.Popen([sys.executable, "-c", _RANK, str(script), *argv], env=env, stdout=out, stderr=err))
         end = time.monotonic() + timeout_s
         for process in ranks:
             process.wait(timeout=max(0.0, end - time.monotonic()))
