@@ -133,9 +133,10 @@ class _Run:
             want = loop.run()
             profile.close(progress.step)
             self.heart.flush()
-            result = self._result(loop, want, dataset, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
             end = "completed" if want is None else "stopped"
-            return result
+            points.close(end)  # before the result, whose warnings tell of a tracker that failed at its end
+            return self._result(loop, want, dataset, seconds)
         finally:
             points.close(end)
 
