@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
@@ -26,6 +27,7 @@ from posttrain_service.api import (
 )
 from posttrain_service.api.auth import Gate, describe
 from posttrain_service.api.edge import Edge
+from posttrain_service.api.measure import Measure, watch_lag
 from posttrain_service.errors import InvalidSettings
 from posttrain_service.settings import Settings
 from posttrain_service.wire import shapes
@@ -77,7 +79,11 @@ def create_app(settings: Settings | None = None, *, build: Callable[[Settings], 
         try:
             await run_in_threadpool(running.start)
             app.state.services = running.services
-            yield
+            watch = asyncio.create_task(watch_lag(running.services.meters))
+            try:
+                yield
+            finally:
+                watch.cancel()
         finally:
             running.services.streams.close()
             await run_in_threadpool(running.stop)
@@ -98,6 +104,7 @@ def create_app(settings: Settings | None = None, *, build: Callable[[Settings], 
     describe(app)
     app.add_middleware(Gate, services=lambda: app.state.services)
     app.add_middleware(Edge, loopback=told.is_loopback, root_path=told.root_path)
+    app.add_middleware(Measure, meters=lambda: app.state.services.meters)
     return app
 
 

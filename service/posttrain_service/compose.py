@@ -32,6 +32,7 @@ from posttrain_service.work.jobs import Jobs
 from posttrain_service.work.leader import Leader
 from posttrain_service.work.loops import Loop
 from posttrain_service.work.made import Models
+from posttrain_service.work.meters import Meters
 from posttrain_service.work.parts import Parts
 from posttrain_service.work.quota import Quota
 from posttrain_service.work.result_files import ResultFiles
@@ -135,13 +136,14 @@ def build(
     clock = clock or SystemClock()
     engine = make_engine(settings.effective_database_url, busy_timeout_s=settings.database_busy_timeout_s)
     _check_schema(engine)
-    store = Store(engine, clock, busy_timeout_s=settings.database_busy_timeout_s)
+    meters = Meters()
+    store = Store(engine, clock, busy_timeout_s=settings.database_busy_timeout_s, on_move=meters.moved)
     pool = tuple(_slots(settings) if slots is None else slots)
-    return _assemble(settings, engine, store, clock, backend or make_backend("local", settings), pool)
+    return _assemble(settings, engine, store, clock, backend or make_backend("local", settings), pool, meters)
 
 
 def _assemble(
-    settings: Settings, engine: Engine, store: Store, clock: Clock, backend: LaunchBackend, slots: Sequence[str]
+    settings: Settings, engine: Engine, store: Store, clock: Clock, backend: LaunchBackend, slots: Sequence[str], meters: Meters
 ) -> Runtime:
     hints = Hints()
     leader = Leader(
@@ -158,13 +160,13 @@ def _assemble(
     webhooks = Webhooks(settings, store, clock, leader)
     validator = shared.validator(store, shared.submitter(store))
     loops = (
-        Loop("supervisor", supervisor.round, hints.supervisor, settings.supervise_interval_s),
-        Loop(SCHEDULER, scheduler.round, hints.scheduler, settings.supervise_interval_s),
-        Loop("sweeper", sweeper.round, hints.sweeper, settings.sweep_interval_s),
-        Loop("webhooks", webhooks.round, hints.webhooks, settings.supervise_interval_s),
-        Loop("validator", validator.round, hints.validator, settings.supervise_interval_s),
+        Loop("supervisor", supervisor.round, hints.supervisor, settings.supervise_interval_s, meters.round),
+        Loop(SCHEDULER, scheduler.round, hints.scheduler, settings.supervise_interval_s, meters.round),
+        Loop("sweeper", sweeper.round, hints.sweeper, settings.sweep_interval_s, meters.round),
+        Loop("webhooks", webhooks.round, hints.webhooks, settings.supervise_interval_s, meters.round),
+        Loop("validator", validator.round, hints.validator, settings.supervise_interval_s, meters.round),
     )
-    health = Health(settings, store, partial(is_current, engine), loops, slots)
+    health = Health(settings, store, partial(is_current, engine), loops, slots, clock, meters)
     services = _views(shared, health)(_EVERYBODY)
     return Runtime(settings, services, store, loops, sweeper, hints, leader, verbs)
 
@@ -229,10 +231,11 @@ def _views(shared: _Shared, health: Health) -> Callable[[Caller], Services]:
             datasets=Datasets(settings, submitter, shared.checker),
             models=submitter.models,
             streams=shared.streams.seen_by(store),
-            health=health.seen_by(store),
+            health=health.seen_by(store, caller.sees),
             settings=settings,
             parts=Parts(settings, clock, uploads, caller.sees),
             access=access,
+            meters=health.meters,
         )  # fmt: skip
 
     view = lru_cache(maxsize=256)(make)

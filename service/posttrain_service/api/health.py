@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from posttrain_service.api.answers import Answer
@@ -14,8 +10,6 @@ from posttrain_service.api.deps import Use, only
 from posttrain_service.wire import shapes
 
 router = APIRouter(tags=["service"])
-
-_UNFIT = re.compile(r"[^a-zA-Z0-9_]")
 
 
 @router.get("/health/live", responses={200: {"model": shapes.Health}}, dependencies=[only()])
@@ -47,20 +41,7 @@ def version(services: Use) -> Response:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     dependencies=[only()],
 )
-def prometheus(services: Use) -> Response:
-    """Gauges in Prometheus' text format."""
-    text = "".join(_gauges(services.health.numbers()))
-    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-def _gauges(numbers: Mapping[str, Any]) -> Iterator[str]:
-    """A number is a gauge; a mapping of numbers is a gauge with one label named `kind`."""
-    for name, value in numbers.items():
-        metric = f"posttrain_{_UNFIT.sub('_', name)}"
-        samples = value.items() if isinstance(value, Mapping) else [("", value)]
-        yield f"# TYPE {metric} gauge\n"
-        for label, number in samples:
-            if number is None:
-                continue
-            escaped = str(label).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-            yield f'{metric}{{kind="{escaped}"}} {float(number)}\n' if label != "" else f"{metric} {float(number)}\n"
+def prometheus(request: Request, services: Use) -> Response:
+    """Counters, histograms and gauges for Prometheus: everything for who sees everybody's jobs, else what is theirs."""
+    body, content_type = services.health.metrics(request.headers.get("accept", ""))
+    return Response(body, headers={"content-type": content_type})

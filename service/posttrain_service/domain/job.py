@@ -98,6 +98,20 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Moved:
+    """A job that was stored or moved, for those who count and time such things."""
+
+    job: Job
+    """The job since then; `job.moved_at` is when."""
+    source: JobState | None
+    """The state it came from; None for a new job."""
+    since: float
+    """When it had come into that state."""
+    via: JobState | None = None
+    """The state in between, for an end that was retried at once."""
+
+
+@dataclass(frozen=True)
 class NewEvent:
     """An event that has no number yet."""
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 
 from posttrain_service.clock import Clock
-from posttrain_service.domain.job import Job, NewEvent
+from posttrain_service.domain.job import Job, Moved, NewEvent
 from posttrain_service.domain.lifecycle import LIVE, TERMINAL, JobState, check_move, is_terminal
 from posttrain_service.errors import Conflict, InvalidRequest
 from posttrain_service.store import idempotency as keys
@@ -27,10 +27,17 @@ _INSERT_TRIES = 3
 
 
 class JobRows(JobLists):
-    """The table of jobs."""
+    """The table of jobs.
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    Args:
+        database: Where it is.
+        clock: What time it is.
+        on_move: Told of each job that was stored or moved, after it was; must not raise.
+    """
+
+    def __init__(self, database: Database, clock: Clock, on_move: Callable[[Moved], None] | None = None) -> None:
         super().__init__(database, clock)
+        self._on_move = on_move or (lambda move: None)
 
     def insert(
         self, job: Job, event: NewEvent | Sequence[NewEvent], *, idempotency: IdempotencyKey | None = None
@@ -52,12 +59,18 @@ class JobRows(JobLists):
                 been deleted meanwhile (file_not_found).
         """
         events = [event] if isinstance(event, NewEvent) else list(event)
+        stored, is_new = self._insert_or_find(job, events, idempotency)
+        if is_new:
+            self._on_move(Moved(stored, None, stored.created_at))
+        return stored, is_new
+
+    def _insert_or_find(self, job: Job, events: Sequence[NewEvent], key: IdempotencyKey | None) -> tuple[Job, bool]:
         for _ in range(_INSERT_TRIES - 1):
             try:
-                return self._insert(job, events, idempotency)
+                return self._insert(job, events, key)
             except IntegrityError:  # somebody stored the same id or key a moment earlier: what follows finds it
                 continue
-        return self._insert(job, events, idempotency)
+        return self._insert(job, events, key)
 
     def _insert(self, job: Job, events: Sequence[NewEvent], key: IdempotencyKey | None) -> tuple[Job, bool]:
         with self._database.write() as connection:
@@ -130,21 +143,24 @@ class JobRows(JobLists):
                     return None
                 now = self._clock.now()
                 values = _moved(to, now, changes or {})
+                was = _stood(connection, run_id)
                 if connection.execute(update(jobs).where(*guards).values(**values)).rowcount != 1:
                     return None
                 job = _read(connection, run_id)
                 assert job is not None
+                assert was is not None
                 if to not in LIVE:
                     slots.free(connection, run_id)
                 if take:
                     slots.take(connection, take, run_id, job.attempt, now)
                 insert_events(connection, run_id, events, now)
                 announce(connection, job, now)
-                return job
         except IntegrityError:
             if take and self._any_taken(take):
                 return None
             raise
+        self._on_move(Moved(job, *was, via))
+        return job
 
     def update(
         self,
@@ -208,6 +224,12 @@ def _moved(to: JobState, now: float, changes: Mapping[str, Any]) -> dict[str, An
     if is_terminal(to):
         values |= {"ended_at": now}
     return values | changed_columns(changes) | {"state": str(to), "moved_at": now, "version": jobs.c.version + 1}
+
+
+def _stood(connection: Connection, run_id: str) -> tuple[JobState, float] | None:
+    """State and since when, told to who counts the moves; what decides on a move is its guarded update."""
+    row = connection.execute(select(jobs.c.state, jobs.c.moved_at).where(jobs.c.run_id == run_id)).first()
+    return None if row is None else (JobState(row[0]), float(row[1]))
 
 
 def _read(connection: Connection, run_id: str) -> Job | None:

@@ -28,7 +28,10 @@ class JobLists:
         self._owner: str | None = None
 
     def seen_by(self, owner: str | None) -> Self:
-        """The same table as one owner sees it in `get`, `get_run`, `page` and `count_by_state`; None = whole."""
+        """The same table as one owner sees it in what shows jobs and counts them; None = whole.
+
+        What the loops work on (`queued`, `live`, ...) stays whole.
+        """
         view = copy.copy(self)
         view._owner = owner
         return view
@@ -125,6 +128,22 @@ class JobLists:
         with self._database.read() as connection:
             counts = {str(state): int(count) for state, count in connection.execute(query)}
         return {state: counts.get(state.value, 0) for state in JobState}
+
+    def count_unended(self) -> dict[JobState, int]:
+        """Number of jobs in each state that is no end; ended jobs, however many, cost nothing."""
+        states = [state for state in JobState if state not in TERMINAL]
+        # Only ended jobs are condemned: without that condition an index answers alone.
+        query = self._own(select(jobs.c.state, func.count()).where(jobs.c.state.in_([state.value for state in states])))
+        with self._database.read() as connection:
+            counts = {str(state): int(count) for state, count in connection.execute(query.group_by(jobs.c.state))}
+        return {state: counts.get(state.value, 0) for state in states}
+
+    def queued_since(self) -> float | None:
+        """Since when the oldest of the queued jobs has been in the queue; None for an empty queue."""
+        query = self._own(select(jobs.c.moved_at).where(jobs.c.state == JobState.QUEUED.value))
+        with self._database.read() as connection:
+            row = connection.execute(query.order_by(jobs.c.created_at, jobs.c.run_id).limit(1)).first()
+        return None if row is None else float(row[0])
 
     def count_live_by_owner(self) -> dict[str, int]:
         """Number of live jobs of each owner that has some, for fair shares."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 from sqlalchemy import Engine, text
 
 from posttrain_service.clock import Clock, SystemClock
+from posttrain_service.domain.job import Moved
 from posttrain_service.store.engine import Database
 from posttrain_service.store.events import EventRows
 from posttrain_service.store.files import FileRows
@@ -25,14 +27,17 @@ class Store:
         engine: From `store.engine.make_engine`, its schema made current by `store.upgrade.upgrade`.
         clock: What time it is.
         busy_timeout_s: How long a writer of this process waits for its turn on SQLite.
+        on_move: Told of each job that was stored or moved; must not raise.
 
     Every method may raise StoreBusy or Unavailable (try again) and DiskFull.
     """
 
-    def __init__(self, engine: Engine, clock: Clock | None = None, *, busy_timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, engine: Engine, clock: Clock | None = None, *, busy_timeout_s: float = 30.0, on_move: Callable[[Moved], None] | None = None
+    ) -> None:
         clock = clock or SystemClock()
         self.database = Database(engine, busy_timeout_s=busy_timeout_s)
-        self.jobs = JobRows(self.database, clock)
+        self.jobs = JobRows(self.database, clock, on_move)
         self.events = EventRows(self.database, clock)
         self.files = FileRows(self.database, clock)
         self.slots = SlotRows(self.database)

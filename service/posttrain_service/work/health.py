@@ -7,14 +7,18 @@ import platform
 import shutil
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import posttrain_service
+from posttrain_service.clock import Clock
 from posttrain_service.errors import ServiceError
 from posttrain_service.launch.tools import run_tool
 from posttrain_service.settings import Settings
 from posttrain_service.store.store import Store
+from posttrain_service.work.gauges import Gauges, exposition
 from posttrain_service.work.loops import Loop
+from posttrain_service.work.meters import Meters
 from posttrain_trainer.contract import CONTRACT_VERSION
 
 VERSION_TIMEOUT_S = 60.0
@@ -29,6 +33,8 @@ class Health:
         is_schema_current: Asks the database.
         loops: Must be alive.
         slots: Names of all devices of this host.
+        clock: What time it is.
+        meters: What this process has counted.
     """
 
     def __init__(
@@ -38,19 +44,24 @@ class Health:
         is_schema_current: Callable[[], bool],
         loops: Sequence[Loop],
         slots: Sequence[str],
+        clock: Clock,
+        meters: Meters,
     ) -> None:
         self._settings = settings
         self._store = store
         self._is_schema_current = is_schema_current
         self._loops = tuple(loops)
-        self._slots = tuple(slots)
+        self._gauges = Gauges(settings, store, clock, tuple(slots), self._loops)
+        self._sees: str | None = None
+        self.meters = meters
         self._trainer: dict[str, Any] | None = None
         self._lock = threading.Lock()
 
-    def seen_by(self, store: Store) -> Health:
-        """The same with the jobs that another view of the store has."""
+    def seen_by(self, store: Store, owner: str | None) -> Health:
+        """The same with the jobs that another view of the store has; None = everybody's."""
         view = copy.copy(self)
-        view._store = store
+        view._store, view._sees = store, owner
+        view._gauges = replace(self._gauges, store=store)
         return view
 
     def live(self) -> dict[str, Any]:
@@ -73,16 +84,9 @@ class Health:
             "trainer": self._trainer_version(),
         }
 
-    def numbers(self) -> dict[str, Any]:
-        """See `HealthService.numbers`."""
-        taken = {slot.device for slot in self._store.slots.taken()}
-        return {
-            "jobs": {str(state): count for state, count in self._store.jobs.count_by_state().items()},
-            "slots_total": len(self._slots),
-            "slots_free": len([slot for slot in self._slots if slot not in taken]),
-            "disk_free_bytes": shutil.disk_usage(self._settings.storage_dir).free,
-            "loop_age_s": {loop.name: loop.age_s() for loop in self._loops},
-        }
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        """See `HealthService.metrics`."""
+        return exposition(self._gauges, self.meters if self._sees is None else None, accept)
 
     def _store_fault(self) -> str | None:
         try:

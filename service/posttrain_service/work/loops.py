@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from posttrain_service.logs import log_context
 from posttrain_service.work.hints import Hint
 
 log = logging.getLogger(__name__)
@@ -26,14 +27,23 @@ class Loop:
         step: One round; returns the seconds until it wants the next one, or None for the interval.
         hint: Makes the next round early.
         interval_s: Longest wait between rounds.
+        on_round: Told of each round: the loop's name, seconds that it took, whether it raised.
     """
 
-    def __init__(self, name: str, step: Callable[[], float | None], hint: Hint, interval_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        step: Callable[[], float | None],
+        hint: Hint,
+        interval_s: float,
+        on_round: Callable[[str, float, bool], None] | None = None,
+    ) -> None:
         self.name = name
         self.interval_s = interval_s
         self.last_error: str | None = None
         self._step = step
         self._hint = hint
+        self._on_round = on_round or (lambda name, seconds, failed: None)
         self._failures = 0
         self._last_good = time.monotonic()
         self._stop = threading.Event()
@@ -65,6 +75,13 @@ class Loop:
             Seconds until the next round is due; longer after each failure in a row, so that a broken store isn't
             hammered.
         """
+        began = time.monotonic()
+        with log_context(loop=self.name):
+            pause_s = self._round()
+        self._on_round(self.name, time.monotonic() - began, self._failures > 0)
+        return pause_s
+
+    def _round(self) -> float:
         try:
             wanted_s = self._step()
         except Exception as error:  # the loop is an edge: one bad round must not end supervision

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
+from posttrain_service.work.meters import Meters
+
 if TYPE_CHECKING:
     from posttrain_service.domain.job import Job
     from posttrain_service.settings import Settings
@@ -310,8 +312,12 @@ class HealthService(Protocol):
         """version, contract, python, trainer."""
         ...
 
-    def numbers(self) -> dict[str, Any]:
-        """Gauges: jobs by state, slots total and free, free disk bytes, loop ages."""
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        """Everything that Prometheus is told, in the form that the Accept header asks for, and its content type.
+
+        A caller who doesn't see everybody's jobs is told of the own ones, of devices and disk, and of nothing that was
+        counted over all.
+        """
         ...
 
 
@@ -328,5 +334,7 @@ class Services:
     settings: Settings
     parts: PartService
     access: Access
+    meters: Meters = field(default_factory=Meters)
+    """Where requests are counted."""
 
 

@@ -276,8 +276,8 @@ class FakeHealth:
     def version(self):
         return {"version": "0.1.0", "contract": 1, "python": "3.11", "trainer": None}
 
-    def numbers(self):
-        return {"jobs": {"running": 1, 'odd"name': 2}, "slots_total": 4, "loop_age_s": None}
+    def metrics(self, accept):
+        return f"# {accept}\n".encode(), "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass

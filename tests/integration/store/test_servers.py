@@ -100,7 +100,7 @@ def test_a_job_from_submission_to_its_end_and_deletion(open_server: Callable[[st
     types = [event.type for event in server.services.jobs.events(job_uuid).data]
     assert types == ["queued", "launching", "running", "succeeded"]
     assert server.store.slots.taken() == []
-    assert server.services.health.numbers()["jobs"]["succeeded"] == 1
+    assert server.store.jobs.count_by_state()["succeeded"] == 1
     server.services.jobs.delete(job_uuid)
     assert not folder.exists()
 

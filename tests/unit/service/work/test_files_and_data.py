@@ -175,11 +175,3 @@ def test_the_trainers_version_is_asked_for_once_it_can_answer(bench, monkeypatch
     monkeypatch.setattr(health, "run_tool", tool)
     version = bench.runtime.services.health.version
     assert [version()["trainer"] for _ in range(3)] == [{"error": "not yet"}, {"torch": "2"}, {"torch": "2"}]
-
-
-def test_numbers(bench):
-    bench.run()
-    bench.submit()
-    numbers = bench.runtime.services.health.numbers()
-    assert (numbers["jobs"]["running"], numbers["jobs"]["queued"]) == (1, 1)
-    assert (numbers["slots_total"], numbers["slots_free"]) == (1, 0)

@@ -150,7 +150,7 @@ def test_each_owner_has_idempotency_keys_and_numbers_of_their_own(http, new_key)
 
     def queued(key):
         text = http.get("/metrics", headers=signed(key)).text
-        return next(line for line in text.splitlines() if line.startswith('posttrain_jobs{kind="queued"}')).split()[-1]
+        return next(line for line in text.splitlines() if line.startswith('posttrain_jobs{state="queued"}')).split()[-1]
 
     assert [queued(key) for key in (ann, bob, root)] == ["1.0", "1.0", "2.0"]
 
