@@ -154,7 +154,7 @@ class Device:
     def memory(self) -> Memory:
         """Total, available and peak memory."""
         if self.kind in ("cpu", "mps"):
-            return _host_memory()
+            return host_memory()
         module = self._module()
         free, total = module.mem_get_info(self.index)
         return Memory(total_bytes=total, available_bytes=free, peak_bytes=module.max_memory_allocated(self.index))
@@ -163,7 +163,7 @@ class Device:
         return torch.get_device_module(self.kind)
 
 
-def _host_memory() -> Memory:
+def host_memory() -> Memory:
     """The host's memory, or the container's limit where that is less."""
     system = psutil.virtual_memory()
     total, available = system.total, system.available

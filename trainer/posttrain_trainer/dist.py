@@ -5,20 +5,24 @@ A run of one rank is a World of size 1 that goes through the same code, so nothi
 
 from __future__ import annotations
 
+import copy
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from posttrain_trainer.contract.errors import InvalidArguments
+from posttrain_trainer.contract.errors import InvalidArguments, TrainerError
 from posttrain_trainer.device import Device
+from posttrain_trainer.failures import as_trainer_error
+
+T = TypeVar("T")
 
 _ENVIRONMENT = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
@@ -61,6 +65,7 @@ class World:
         local_rank: Its number on this host.
         world_size: Ranks over all hosts.
         local_world_size: Ranks on this host.
+        group: Of its collectives; None = that of all ranks from the start.
         device: This rank's device.
     """
 
@@ -70,6 +75,7 @@ class World:
         self.world_size = facts.world_size
         self.local_world_size = facts.local_world_size
         self.device = device
+        self.group: distributed.ProcessGroup | None = None
         self._meshes: dict[bool, DeviceMesh] = {}
 
     @staticmethod
@@ -114,27 +120,60 @@ class World:
     def sum(self, values: Sequence[float]) -> list[float]:
         """Element-wise sum over all ranks in float64; every rank gives as many values."""
         total = torch.tensor(list(values), dtype=torch.float64)
-        distributed.all_reduce(total)
+        distributed.all_reduce(total, group=self.group)
         return [float(value) for value in total.tolist()]
 
     def any(self, flag: bool) -> bool:
         """Whether any rank's flag is set; the same answer on every rank."""
         return self.sum([float(flag)])[0] > 0
 
-    def broadcast(self, value: Any) -> Any:
-        """Rank 0's JSON-like value, on every rank; what others pass in is ignored.
+    def broadcast(self, value: Any, *, source: int = 0) -> Any:
+        """The JSON-like value of rank `source`, on every rank; what others pass in is ignored.
 
-        It goes through JSON on rank 0 too (tuples become lists), so that all ranks see the same.
+        It goes through JSON on that rank too (tuples become lists), so that all ranks see the same.
         """
-        data = json.dumps(value).encode() if self.is_main else b""
+        data = json.dumps(value).encode() if self.rank == source else b""
         size = torch.tensor([len(data)], dtype=torch.int64)
-        distributed.broadcast(size, src=0)
+        distributed.broadcast(size, src=source, group=self.group)
         content = torch.zeros(int(size.item()), dtype=torch.uint8)
-        if self.is_main:
+        if self.rank == source:
             content = torch.tensor(list(data), dtype=torch.uint8)
-        distributed.broadcast(content, src=0)
+        distributed.broadcast(content, src=source, group=self.group)
         return json.loads(bytes(content.tolist()))
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
         self.sum([0.0])
+
+    def together(self, act: Callable[[], T]) -> T:
+        """Do `act` on every rank; where it fails on one, it fails on all, with the error of the lowest that failed.
+
+        Args:
+            act: May have collectives only if none of them is left waiting when it fails on one rank.
+
+        Raises:
+            Exception: This rank's own.
+            TrainerError: That of another rank, in the contract's words.
+        """
+        own: Exception | None = None
+        try:
+            result = act()
+        except Exception as error:  # noqa: BLE001  the others wait to hear of it, whatever it is
+            own = error
+        failed = self.sum([float(own is not None and rank == self.rank) for rank in range(self.world_size)])
+        if not any(failed):
+            return result
+        first = next(rank for rank, flag in enumerate(failed) if flag)
+        told = self.broadcast(None if own is None else as_trainer_error(own, rank=self.rank).to_json(), source=first)
+        raise TrainerError.from_json(told) if own is None else own
+
+    def aside(self) -> World:
+        """The same ranks with a group of their own on the hosts, for collectives of another thread; all ranks call it."""
+        twin = copy.copy(self)
+        twin.group = distributed.new_group(backend="gloo")
+        return twin
+
+    def main_alone(self) -> distributed.ProcessGroup:
+        """A group that has rank 0 only, for what wants a group and is done by that rank; all ranks call it."""
+        group: distributed.ProcessGroup = distributed.new_group([0], backend="gloo")
+        return group

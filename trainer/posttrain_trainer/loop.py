@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
+from posttrain_trainer.checkpoint.inflight import InFlight
 from posttrain_trainer.checkpoint.save import Trigger
 from posttrain_trainer.checkpoint.state import Progress
 from posttrain_trainer.checkpoint.store import Checkpoints
@@ -70,7 +71,7 @@ class Loop:
     def __init__(self, parts: Parts, progress: Progress, newest: Manifest | None) -> None:
         self.parts = parts
         self.progress = progress
-        self.newest = newest
+        self._saves = InFlight(newest, parts.events.tell, lambda: self._beat("save"))
         self._pace = Pace()
         self._means = EpochMeans()
         self._metrics: dict[str, float] = {}
@@ -82,13 +83,29 @@ class Loop:
 
         Raises:
             NonFiniteLoss: Too many steps in a row were skipped.
+            Exception: What a checkpoint could not be written for, at the latest a step after it is known.
         """
+        try:
+            return self._train()
+        finally:
+            self._saves.let_end()
+
+    @property
+    def newest(self) -> Manifest | None:
+        """The newest checkpoint, as far as it is known to be complete."""
+        return self._saves.newest
+
+    def _train(self) -> StopWant | None:
         parts, progress = self.parts, self.progress
         total = parts.loader.total_steps
         parts.stop.wait_for_steps()
+        took_room = False
         while progress.step < total:
             with parts.around_step(progress.step + 1):
                 stopping = self._step()
+            if not took_room and self._saves_before_end():
+                parts.checkpoints.take_room()
+            took_room = True
             at_end = progress.step >= total
             if not stopping and self._validation_due(at_end):
                 stopping = self._validate()
@@ -96,7 +113,7 @@ class Loop:
             if stopping and not at_end:
                 return self._stop()
             if not at_end and (trigger := self._save_due()) is not None:
-                self._save(trigger)
+                self._save(trigger, wait=False)
         self._save_unless_there("end", merge=parts.args.merge_lora)
         return None
 
@@ -111,9 +128,11 @@ class Loop:
         with watch.part("optimizer"):
             norm = self._gradient_norm()
             totals = sums.over_ranks(
-                parts.world, parts.objective.count(batches), [float(parts.stop.pending), float(not math.isfinite(norm))]
+                parts.world,
+                parts.objective.count(batches),
+                [float(parts.stop.pending), float(not math.isfinite(norm)), float(self._saves.failed)],
             )
-            stopping, broken = totals.flags
+            stopping, broken, unsaved = totals.flags
             applied = math.isfinite(totals.loss) and broken == 0
             rate = learning_rate(args, progress.step + 1, parts.loader.total_steps)
             if applied:
@@ -123,6 +142,9 @@ class Loop:
         self._count(batches, applied=applied, loss=totals.loss)
         self._report(batches, watch, rate=rate, norm=norm, totals=totals, applied=applied)
         self._check_skipped()
+        if unsaved > 0:
+            self._saves.finish()
+        self._saves.look()
         return stopping > 0
 
     def _accumulate(self, batches: StepBatches, watch: Stopwatch) -> Sums:
@@ -279,6 +301,11 @@ class Loop:
             return "samples"
         return "steps" if args.save_every_steps and progress.step % args.save_every_steps == 0 else None
 
+    def _saves_before_end(self) -> bool:
+        args, loader = self.parts.args, self.parts.loader
+        by_epoch = args.save_every_epoch and loader.steps_per_epoch < loader.total_steps
+        return by_epoch or args.save_samples > 0 or 0 < args.save_every_steps < loader.total_steps
+
     def _is_epoch_end(self) -> bool:
         return self.progress.step % self.parts.loader.steps_per_epoch == 0
 
@@ -289,27 +316,23 @@ class Loop:
             loss = f": mean loss {means['loss']:.4f}" if "loss" in means else ""
             self.parts.events.tell("epoch", f"epoch {number} is done after step {step}{loss}", epoch=number, step=step, **means)
 
-    def _save(self, trigger: Trigger, *, merge: bool = False) -> None:
+    def _save(self, trigger: Trigger, *, merge: bool = False, wait: bool = True) -> None:
         parts, progress = self.parts, self.progress
+        self._saves.finish()
         self._beat("save")
-        started = time.perf_counter()
         metrics = {name: value for name, value in self._metrics.items() if math.isfinite(value)}
-        self.newest = parts.checkpoints.save(progress, trigger, metrics, merge=merge)
-        seconds = time.perf_counter() - started
-        parts.events.tell(
-            "checkpoint",
-            f"checkpoint {self.newest.id} is complete ({trigger}, {seconds:.1f} s)",
-            id=self.newest.id, step=progress.step, trigger=trigger, seconds=round(seconds, 3),
-        )  # fmt: skip
+        self._saves.add(parts.checkpoints.save(progress, trigger, metrics, merge=merge, wait=wait), progress.step, trigger)
         self._beat("train")
 
     def _stop(self) -> StopWant:
+        self._saves.finish()
         want: StopWant = self.parts.world.broadcast(self.parts.stop.want())
         if want == "pause":
             self._save_unless_there("stop")
         return want
 
     def _save_unless_there(self, trigger: Trigger, *, merge: bool = False) -> None:
+        self._saves.finish()
         newest = self.newest
         there = newest is not None and newest.step == self.progress.step
         if there and (not merge or any(file.path.startswith("merged/") for file in newest.files)):  # type: ignore[union-attr]

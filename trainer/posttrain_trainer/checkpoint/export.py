@@ -1,7 +1,8 @@
 """What people load: the model in Hugging Face layout, or the adapter in PEFT's, with tokenizer and chat template.
 
-Weights are gathered from all ranks one tensor at a time and written by rank 0. Rank 0 holds the whole model in host
-memory for the time of the writing; the other ranks never hold more than one whole tensor.
+Rank 0 writes, and holds the whole model in host memory for that time. It has the weights from all ranks, one tensor at a
+time, so that the others never hold more than one whole tensor; or, beside training, from copies and from the state that
+the ranks have just written.
 """
 
 from __future__ import annotations
@@ -14,32 +15,30 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from posttrain_trainer.checkpoint.state import read_whole, trained_tensors
 from posttrain_trainer.dist import World
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
 
-def export_full(folder: Path, world: World, module: nn.Module, hf_model: PreTrainedModel, *, tokenizer: Any, dtype: torch.dtype) -> None:
-    """Write safetensors, config, generation config, tokenizer and chat template; all ranks call it.
+def export_full(folder: Path, hf_model: PreTrainedModel, weights: dict[str, Tensor], *, tokenizer: Any, dtype: torch.dtype) -> None:
+    """Write safetensors, config, generation config, tokenizer and chat template; rank 0 only.
 
     Args:
         folder: Empty folder.
-        world: All ranks; rank 0 writes.
-        module: The sharded root that contains `hf_model`.
         hf_model: The transformers model.
+        weights: Whole tensors by name, in `dtype`.
         tokenizer: The tokenizer the model was trained with.
         dtype: Written precision: that of the computation, so what is loaded is what was validated.
 
     Raises:
         OSError: A file could not be written.
     """
-    weights = gather(world, module, _prefix(module, hf_model), dtype=dtype, trained_only=False)
-    if world.rank != 0:
-        return
     hf_model.save_pretrained(folder, state_dict=weights)
     # save_pretrained notes the precision of the master weights; what was written is `dtype`.
     config = copy.deepcopy(hf_model.config)
@@ -48,14 +47,13 @@ def export_full(folder: Path, world: World, module: nn.Module, hf_model: PreTrai
     tokenizer.save_pretrained(folder)
 
 
-def export_adapter(folder: Path, world: World, module: nn.Module, hf_model: PeftModel, *, base: str, tokenizer: Any) -> None:
-    """Write the adapter as plain peft reads it, with the tokenizer beside it; all ranks call it.
+def export_adapter(folder: Path, hf_model: PeftModel, weights: dict[str, Tensor], *, base: str, tokenizer: Any) -> None:
+    """Write the adapter as plain peft reads it, with the tokenizer beside it; rank 0 only.
 
     Args:
         folder: Empty folder.
-        world: All ranks; rank 0 writes.
-        module: The sharded root that contains `hf_model`.
         hf_model: The peft model.
+        weights: Whole tensors of the adapter by name.
         base: Folder or hub id of the base model, written as `base_model_name_or_path`.
         tokenizer: The tokenizer the adapter was trained with.
 
@@ -65,9 +63,6 @@ def export_adapter(folder: Path, world: World, module: nn.Module, hf_model: Peft
     # Imported here: peft takes seconds, which a run without an adapter need not pay.
     from peft import get_peft_model_state_dict
 
-    weights = gather(world, module, _prefix(module, hf_model), dtype=None, trained_only=True)
-    if world.rank != 0:
-        return
     # Asking peft to decide about embeddings would make it look for the base model on the network.
     adapter = get_peft_model_state_dict(hf_model, state_dict=weights, save_embedding_layers=False)
     save_file({name: tensor.contiguous() for name, tensor in adapter.items()}, folder / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -101,34 +96,88 @@ def export_merged(folder: Path, adapter: Path, base: str, *, tokenizer: Any, dty
     tokenizer.save_pretrained(folder)
 
 
-def gather(world: World, module: nn.Module, prefix: str, *, dtype: torch.dtype | None, trained_only: bool) -> dict[str, Tensor]:
+def gather(world: World, module: nn.Module, part: nn.Module, *, dtype: torch.dtype | None, trained_only: bool) -> dict[str, Tensor]:
     """Whole tensors by name on rank 0's CPU, an empty dict on the others; all ranks call it, in the same order.
 
-    Tied parameters stay tied: their names share one tensor. Names lose `prefix`; what lies outside it is left out.
+    Tied parameters stay tied: their names share one tensor.
 
     Args:
         world: All ranks.
         module: The sharded root; asking it (not a part) makes FSDP hand out shards, whatever ran last.
-        prefix: Path of the wanted part inside `module`, with a dot at its end, or empty.
+        part: The wanted part inside `module`; names are those it has itself.
         dtype: Floating-point tensors are cast to it; None = left as they are.
         trained_only: Leave frozen parameters out.
     """
     whole: dict[str, Tensor] = {}
     seen: dict[int, Tensor] = {}
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
-        if not name.startswith(prefix) or (trained_only and frozen):
-            continue
+    for name, tensor in _tensors(module, part, trained_only=trained_only).items():
         if id(tensor) not in seen:
-            full = tensor.detach().full_tensor() if isinstance(tensor.detach(), DTensor) else tensor.detach()
-            if world.rank == 0:
-                cast = dtype if dtype is not None and full.is_floating_point() else full.dtype
-                seen[id(tensor)] = full.to(device="cpu", dtype=cast)
-            else:
-                seen[id(tensor)] = full.new_empty(0)
+            mine = tensor.detach()
+            full = mine.full_tensor() if isinstance(mine, DTensor) else mine
+            seen[id(tensor)] = _cast(full, dtype) if world.rank == 0 else full.new_empty(0)
         if world.rank == 0:
-            whole[name.removeprefix(prefix)] = seen[id(tensor)]
+            whole[name] = seen[id(tensor)]
     return whole
+
+
+class FromState:
+    """The same tensors as `gather`, from what a checkpoint's state holds, so that no other rank has to do with it.
+
+    Made by all ranks between steps. Frozen tensors, which a state does not have, are gathered then: a full model has few.
+
+    Args:
+        world: All ranks.
+        module: The sharded root.
+        part: The wanted part inside `module`.
+        dtype: Floating-point tensors are cast to it; None = left as they are.
+        trained_only: Leave frozen parameters out.
+    """
+
+    def __init__(self, world: World, module: nn.Module, part: nn.Module, *, dtype: torch.dtype | None, trained_only: bool) -> None:
+        keys = {id(tensor): key for key, tensor in trained_tensors(module).items()}
+        wanted = _tensors(module, part, trained_only=trained_only)
+        self._dtype = dtype
+        self._key_of = {name: f"model.{keys[id(tensor)]}" for name, tensor in wanted.items() if id(tensor) in keys}
+        self._frozen: dict[str, Tensor] = {}
+        if len(self._key_of) < len(wanted):
+            found = gather(world, module, part, dtype=dtype, trained_only=trained_only)
+            self._frozen = {name: tensor for name, tensor in found.items() if name not in self._key_of}
+
+    def read(self, copies: dict[str, Tensor], folder: Path, group: ProcessGroup) -> dict[str, Tensor]:
+        """Whole tensors by name; rank 0 only, once all ranks have written.
+
+        Args:
+            copies: This rank's share, as it was written.
+            folder: The state's folder, where the other ranks' shares are read from.
+            group: One of rank 0 alone.
+        """
+        keys = set(self._key_of.values())
+        whole = {key: local for key in keys if (local := _whole_here(copies[key])) is not None}
+        if rest := sorted(keys - whole.keys()):
+            whole |= read_whole(folder, rest, group)
+        cast = {key: _cast(tensor, self._dtype) for key, tensor in whole.items()}
+        return self._frozen | {name: cast[key] for name, key in self._key_of.items()}
+
+
+def _whole_here(tensor: Tensor) -> Tensor | None:
+    """The tensor, if this rank has all of it."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    return tensor.to_local() if tensor.to_local().shape == tensor.shape else None
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return tensor.to(device="cpu", dtype=dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype)
+
+
+def _tensors(module: nn.Module, part: nn.Module, *, trained_only: bool) -> dict[str, Tensor]:
+    """Parameters and saved buffers of `part` by the names it has itself."""
+    prefix = _prefix(module, part)
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in module.state_dict(keep_vars=True).items()
+        if name.startswith(prefix) and not (trained_only and isinstance(tensor, nn.Parameter) and not tensor.requires_grad)
+    }
 
 
 def _prefix(module: nn.Module, part: nn.Module) -> str:

@@ -44,6 +44,8 @@ class Facts:
 def write_checkpoint(run_dir: RunDir, world: World, facts: Facts, fill: Callable[[Path], None]) -> Manifest:
     """Write one checkpoint; all ranks call it together, and return when it is complete and durable.
 
+    Where it fails on one rank, it fails on all with that rank's error.
+
     Args:
         run_dir: The run.
         world: All ranks.
@@ -58,15 +60,17 @@ def write_checkpoint(run_dir: RunDir, world: World, facts: Facts, fill: Callable
     """
     name = checkpoint_id(facts.step)
     temporary = run_dir.checkpoints / f"{_TEMPORARY}{name}-{facts.attempt}"
-    try:
+
+    def begin() -> None:
         if world.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
             for part in ("model", "state"):
                 (temporary / part).mkdir(parents=True)
-        world.barrier()
-        fill(temporary)
-        world.barrier()
-        data = _complete(run_dir, temporary, name, facts) if world.rank == 0 else None
+
+    try:
+        world.together(begin)
+        world.together(lambda: fill(temporary))
+        data = world.together(lambda: _complete(run_dir, temporary, name, facts) if world.rank == 0 else None)
         return Manifest.model_validate(world.broadcast(data))
     except BaseException:
         if world.rank == 0:

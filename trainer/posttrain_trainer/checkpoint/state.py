@@ -7,12 +7,14 @@ load, so another number of ranks may go on), `progress.json` and `rng-rank-<r>.j
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -46,27 +48,44 @@ class Progress:
     """Size of the data set, by which another one is recognised."""
 
 
-def save_tensors(folder: Path, module: nn.Module, optimizer: Optimizer) -> None:
-    """Write trained weights and optimizer state; every rank calls it, each writes its own shards.
+def state_tensors(module: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """What a checkpoint's state holds, by key: trained weights and optimizer state themselves, no copies.
+
+    Args:
+        module: The sharded model; weights that are not trained (under an adapter) are left out, they are the base's.
+        optimizer: Its tensors go under the names of their parameters.
+    """
+    names = trained_tensors(module)
+    return {f"model.{name}": tensor.detach() for name, tensor in names.items()} | _optimizer_tensors(optimizer, names)
+
+
+def save_tensors(folder: Path, tensors: dict[str, Tensor], group: ProcessGroup | None = None) -> None:
+    """Write what `state_tensors` gave, or copies of it; every rank calls it, each writes its own shards.
 
     Args:
         folder: An existing, empty folder.
-        module: The sharded model; weights that are not trained (under an adapter) are left out, they are the base's.
-        optimizer: Its tensors are written under the names of their parameters.
+        tensors: By key.
+        group: For the ranks' agreement on who writes what; None = that of all ranks from the start.
 
     Raises:
         OSError: A file could not be written.
     """
-    names = _trained(module)
-    tensors = {f"model.{name}": tensor for name, tensor in names.items()} | _optimizer_tensors(optimizer, names)
-    save(tensors, storage_writer=FileSystemWriter(folder, sync_files=True))
+    save(tensors, storage_writer=FileSystemWriter(folder, sync_files=True), process_group=group)
+
+
+def read_whole(folder: Path, keys: Sequence[str], group: ProcessGroup) -> dict[str, Tensor]:
+    """Whole tensors of a state that was just written by this run, on the CPU; `group` has the caller alone."""
+    reader = FileSystemReader(folder)
+    stored = reader.read_metadata().state_dict_metadata
+    whole = {key: torch.empty(stored[key].size, dtype=stored[key].properties.dtype) for key in keys}  # type: ignore[union-attr]
+    load(whole, storage_reader=reader, process_group=group)
+    return whole
 
 
 def tensor_bytes(module: nn.Module, optimizer: Optimizer) -> int:
     """Bytes of all that `save_tensors` would write now, over all ranks."""
-    names = _trained(module)
-    tensors = [*names.values(), *_optimizer_tensors(optimizer, names).values()]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)  # numel of a sharded tensor counts all shards
+    # numel of a sharded tensor counts all shards
+    return sum(tensor.numel() * tensor.element_size() for tensor in state_tensors(module, optimizer).values())
 
 
 def load_tensors(folder: Path, module: nn.Module, optimizer: Optimizer) -> None:
@@ -77,7 +96,7 @@ def load_tensors(folder: Path, module: nn.Module, optimizer: Optimizer) -> None:
     """
     reader = FileSystemReader(folder)
     stored = reader.read_metadata().state_dict_metadata
-    names = _trained(module)
+    names = trained_tensors(module)
     model = {f"model.{name}": tensor for name, tensor in names.items()}
     _make_optimizer_state(optimizer)
     optim = _optimizer_tensors(optimizer, names)
@@ -92,17 +111,16 @@ def load_tensors(folder: Path, module: nn.Module, optimizer: Optimizer) -> None:
     _forget_state_not_in(optimizer, names, set(stored))
 
 
-def save_rng(folder: Path, rank: int, kind: str) -> None:
-    """Write this rank's random generator states as JSON.
-
-    Args:
-        folder: The checkpoint's state folder.
-        rank: Global rank.
-        kind: The torch device type; its own generator is saved besides the CPU's.
-    """
+def rng_states(kind: str) -> dict[str, str]:
+    """The random generators' states of this rank by torch device type, in hex: the CPU's, and that of `kind`."""
     states = {"cpu": bytes(torch.get_rng_state().tolist()).hex()}
     if kind != "cpu":
         states[kind] = bytes(torch.get_device_module(kind).get_rng_state().tolist()).hex()
+    return states
+
+
+def save_rng(folder: Path, rank: int, states: dict[str, str]) -> None:
+    """Write one rank's `rng_states` as JSON into the checkpoint's state folder."""
     write_json(_rng_path(folder, rank), states)
 
 
@@ -135,7 +153,7 @@ def load_progress(folder: Path) -> Progress:
     return Progress(**data)
 
 
-def _trained(module: nn.Module) -> dict[str, Tensor]:
+def trained_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Trained parameters and saved buffers by name; a tied parameter appears once, under its first name."""
     found: dict[str, Tensor] = {}
     seen: set[int] = set()

@@ -164,6 +164,8 @@ class FullTrainingArguments(Arguments):
     """What makes a checkpoint the best: losses low, accuracy high."""
     resume: Annotated[str, Field(pattern=r"^(auto|never|step-\d{6,})$")] = "auto"
     """auto: go on from the newest complete checkpoint of ckpt_output_dir, if any. never: start anew. step-000100: from that one."""
+    async_save: Literal["auto", "on", "off"] = "auto"
+    """Write checkpoints beside training, from a copy of weights and optimizer state in host memory; auto = where there is room for twice the copy. Those at the end and on a stop are written at once."""
     merge_lora: bool = False
     """Also write the final adapter merged into the model, as `merged/` beside `model/`."""
 
@@ -248,7 +250,7 @@ class FullTrainingArguments(Arguments):
         free = {
             "ckpt_output_dir", "data_output_dir", "data_path", "validation_data_path", "model_path", "resume",
             "device", "fsdp", "activation_checkpointing", "save_samples", "save_every_steps", "save_every_epoch",
-            "keep_last", "keep_best", "best_metric", "merge_lora", "loggers", "log_level", "validation_every_steps",
+            "keep_last", "keep_best", "best_metric", "async_save", "merge_lora", "loggers", "log_level", "validation_every_steps",
             "max_validation_steps", "max_skipped_steps", "profile_steps",
         }  # fmt: skip
         data = self.resolved().model_dump(mode="json", exclude=free)

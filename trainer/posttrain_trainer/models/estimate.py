@@ -46,6 +46,8 @@ class MemoryEstimate:
     optimizer: int
     activations: int
     runtime: int
+    copies: int
+    """Host memory that `async_save: on` needs, where the host's is the device's; auto takes it only where it is free."""
     load: int
     """Peak while loading: the shard, or all weights where the base is quantised on load."""
 
@@ -130,6 +132,7 @@ def estimate_memory(
         optimizer=offload * (0 if args.optimizer == "sgd" else 2 * size.trainable * master // shards),
         activations=tokens * (layers * per_token + kept_inputs) + size.vocabulary * _CHUNK_LOGITS_BYTES,
         runtime=_RUNTIME_BYTES.get(device_kind, _RUNTIME_ELSEWHERE),
+        copies=3 * size.trainable * master // shards if args.async_save == "on" and device_kind == "cpu" else 0,
         load=_load_bytes(size, args, device_kind, master, shards),
     )
 

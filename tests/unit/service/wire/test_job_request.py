@@ -56,6 +56,7 @@ KNOBS = {
     "keep_best": (1, {"best_metric": "loss"}),
     "best_metric": "loss",
     "resume": "never",
+    "async_save": "off",
     "merge_lora": (True, {"lora": {}}),
     "loggers": [{"kind": "tensorboard"}],
     "log_level": "debug",

@@ -56,7 +56,10 @@ class Setup:
             progress.step += 1
 
     def save(self, progress: Progress, **options):
-        return self.checkpoints.save(progress, options.pop("trigger", "steps"), options.pop("metrics", {}), merge=options.pop("merge", False))
+        return self.begin(progress, **options).result()
+
+    def begin(self, progress: Progress, **options):
+        return self.checkpoints.save(progress, options.pop("trigger", "steps"), options.pop("metrics", {}), **options)
 
     def weights(self) -> dict[str, torch.Tensor]:
         module = self.checkpoints.model.module

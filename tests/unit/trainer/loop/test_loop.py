@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from posttrain_trainer.checkpoint.background import Saving
 from posttrain_trainer.checkpoint.state import Progress
 from posttrain_trainer.contract.errors import NonFiniteLoss
 from posttrain_trainer.contract.events import Manifest, MetricsPoint
@@ -104,6 +105,9 @@ class Bench:
     points: list[MetricsPoint] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     announced: list[int] = field(default_factory=list)
+    slow: list[Any] = field(default_factory=list)
+    savings: list[Any] = field(default_factory=list)
+    rooms: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.weight = torch.nn.Parameter(torch.tensor(1.0))
@@ -126,21 +130,24 @@ class Bench:
         # The gradient of the loss per token is the loss itself, as far as the tests care.
         return MicroLoss(self.weight * batch.loss * SUPERVISED, torch.tensor(3), torch.tensor([SUPERVISED / 2]))
 
-    def save(self, progress, trigger, metrics, *, merge):
+    def save(self, progress, trigger, metrics, *, merge, wait):
         self.saved.append((trigger, progress.step, merge))
         self.metrics.append(metrics)
-        return manifest(progress.step, merged=merge)
+        saving = Saving(lambda: manifest(progress.step, merged=merge), wait=True, started=0.0) if wait or not self.slow else self.slow.pop(0)(progress.step)
+        self.savings.append(saving)
+        return saving
 
     def run(self, progress: Progress | None = None, newest: Manifest | None = None) -> tuple[str | None, Progress]:
+        progress = progress or Progress()
         sink = SimpleNamespace(name="memory", write=self.points.append, close=lambda: None)
         parts = Parts(
             args=self.args, attempt=2, world=Alone(), model=SimpleNamespace(module=self.module, set_sync=lambda _last: None),
             objective=self, optimizer=self.optimizer, loader=self.loader, validation=self.validation,
-            checkpoints=SimpleNamespace(save=self.save), points=FanOut([sink], self.events.warn), events=self.events,
+            checkpoints=SimpleNamespace(save=self.save, take_room=lambda: self.rooms.append(progress.step)), points=FanOut([sink], self.events.warn), events=self.events,
             heart=Heart(None), stop=self.stop, first_step_done=lambda: None,
         )  # fmt: skip
-        progress = progress or Progress()
-        return Loop(parts, progress, newest).run(), progress
+        self.loop = Loop(parts, progress, newest)
+        return self.loop.run(), progress
 
 
 def manifest(step: int, *, merged: bool = False) -> Manifest:

@@ -15,6 +15,7 @@ from posttrain_trainer.contract.spec import FullTrainingArguments
 from posttrain_trainer.data.batch import collate
 from posttrain_trainer.device import Device
 from posttrain_trainer.dist import World
+from posttrain_trainer.failures import as_trainer_error
 from posttrain_trainer.losses.cross_entropy import cross_entropy
 from posttrain_trainer.models.load import load_model
 from posttrain_trainer.optim.groups import build_optimizer
@@ -56,6 +57,20 @@ def train(args, device, world, steps=10):
     return {"losses": losses, "norms": norms, "local": sum(p.to_local().numel() for p in model.module.parameters())}
 
 
+def together(world, rank):
+    """What a rank hears when only the last one has no room: [what an act that works gave, the error's code and rank]."""
+
+    def act():
+        if rank == world.world_size - 1:
+            raise OSError(28, "No space left on device")
+
+    try:
+        world.together(act)
+    except Exception as error:
+        told, kind = as_trainer_error(error, rank=rank), type(error).__name__
+    return [world.together(lambda: rank), told.code, told.rank, kind]
+
+
 def main(model_path, variants):
     torch.set_num_threads(1)
     device = Device.pick("cpu")
@@ -64,6 +79,7 @@ def main(model_path, variants):
             "sum": world.sum([world.rank + 0.5, 1.0]),
             "any": [world.any(world.rank == 1), world.any(False)],
             "broadcast": world.broadcast({"from": world.rank}),
+            "together": [together(one, world.rank) for one in (world, world.aside())],
         }
         base = {"model_path": model_path, "data_path": "d", "ckpt_output_dir": "o", "dtype": "fp32", "learning_rate": 5e-3}
         runs = {name: train(FullTrainingArguments(**base, **changes), device, world) for name, changes in variants.items()}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from posttrain_trainer.checkpoint.export import export_full
+from posttrain_trainer.checkpoint.export import export_full, gather
 from posttrain_trainer.contract.errors import InvalidArguments
 from posttrain_trainer.contract.methods import QatArguments
 from posttrain_trainer.losses.cross_entropy import cross_entropy
@@ -44,7 +44,8 @@ def test_linear_layers_compute_as_the_quantised_model_will(arguments, device, wo
         optimizer.step()
     trained = loss_of(model, micro)
     assert trained < before - 0.1
-    export_full(tmp_path, world, model.module, model.hf_model, tokenizer=model.tokenizer, dtype=torch.float32)
+    weights = gather(world, model.module, model.hf_model, dtype=torch.float32, trained_only=False)
+    export_full(tmp_path, model.hf_model, weights, tokenizer=model.tokenizer, dtype=torch.float32)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     layers = set(quantised_layers(loaded))
     quantize_(loaded, base_config(QatArguments(quantizer_name=name, group_size=32)), filter_fn=lambda _, path: path in layers)

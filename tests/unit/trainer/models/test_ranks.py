@@ -46,5 +46,7 @@ def test_each_rank_keeps_its_share(results):
 
 @pytest.mark.slow
 def test_ranks_talk(results):
-    for rank in results[1]:
-        assert rank["facts"] == {"sum": [2.0, 2.0], "any": [True, False], "broadcast": {"from": 0}}
+    for number, rank in enumerate(results[1]):
+        facts = rank["facts"]
+        assert (facts["sum"], facts["any"], facts["broadcast"]) == ([2.0, 2.0], [True, False], {"from": 0})
+        assert facts["together"] == [[number, "disk_full", 1, "DiskFull" if number == 0 else "OSError"]] * 2

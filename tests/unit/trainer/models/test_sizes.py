@@ -49,6 +49,7 @@ def test_parts_by_arithmetic(arguments):
     assert memory.activations == 2048 * 2 * 4 * (12 * 64 + 4 * 128) + 512 * 256 * 12
     assert memory.per_rank == sum(vars(memory).values())
     assert _memory(args, size, device_kind="cpu").load == 4 * 106_816
+    assert [_memory(arguments(async_save=value), size, device_kind="cpu").copies for value in ("auto", "on")] == [0, 12 * 106_816]
 
 
 @pytest.mark.parametrize(
