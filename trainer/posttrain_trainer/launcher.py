@@ -67,7 +67,8 @@ def train_torchrun(
 
     Raises:
         TrainerError: The error of the rank that failed (its code, message, rank and exit code), or LaunchFailed when no
-            rank could say why, or ModelNotFound before anything is started. A non-zero exit of torchrun is never a success.
+            rank could say why, or ModelNotFound before anything is started. Without a record of the end, no exit of
+            torchrun is a success.
         KeyboardInterrupt: Ctrl-C, after the ranks have ended.
     """
     if sys.platform == "win32":
@@ -184,18 +185,27 @@ def _outcome(run_dir: RunDir, attempt: AttemptDir, code: int, *, stopped: bool) 
     """The run's own record, or the error it ended with."""
     data = read_json(attempt.result)
     if data is not None:
-        result = RunResult.model_validate(data)
-        # torchrun exits with 1 after SIGTERM even when every rank saved and ended in order.
-        if code == 0 or result.status == "stopped":
-            return result
+        return _recorded(RunResult.model_validate(data), attempt, code, stopped=stopped)
     for _, error in attempt.errors():
         raise TrainerError.from_json(error)
-    if data is not None:
-        raise TrainerError(f"training had ended, then torchrun failed with exit code {code}; see {attempt.logs}", exit_code=code)
     if stopped:
         # Stopped before any rank was up: nothing was done, nothing is lost.
         return _nothing_done(run_dir)
     raise _unexplained(attempt, code)
+
+
+def _recorded(result: RunResult, attempt: AttemptDir, code: int, *, stopped: bool) -> RunResult:
+    """What rank 0 recorded, which it does once everything of every rank is written.
+
+    Torchrun exits with 1 after a SIGTERM although every rank saved and ended in order, also when the signal came in the
+    last step, so that the run is complete. Whatever else went wrong after the record took nothing away: it is a warning.
+    """
+    if code == 0 or stopped or result.status == "stopped":
+        return result
+    told = [f"rank {rank}: {error['message']}" for rank, error in attempt.errors()]
+    why = "; ".join(told) or f"see {attempt.logs}"
+    warning = f"after training was complete and saved, torchrun ended with exit code {code} ({why})"
+    return result.model_copy(update={"warnings": [*result.warnings, warning]})
 
 
 def _nothing_done(run_dir: RunDir) -> RunResult:

@@ -85,10 +85,27 @@ def test_the_error_of_the_lowest_failing_rank_is_raised_with_its_code_and_class(
     assert (caught.value.message, caught.value.rank, caught.value.exit_code) == ("no memory", 1, 1)
 
 
-def test_a_failed_torchrun_is_never_a_success(lab):
+def test_a_failed_torchrun_is_no_success_without_the_record_of_one(lab):
     with pytest.raises(TrainerError) as caught:
-        lab.train(f"write('result.json', {RESULT}); sys.exit(3)")
+        lab.train("write('heartbeat.json', {'phase': 'train'}); sys.exit(3)")
     assert caught.value.exit_code == 3
+
+
+def test_what_goes_wrong_after_a_complete_run_takes_nothing_away(lab):
+    error = json.dumps(Lost("connection closed by peer", rank=1).to_json())
+    result = lab.train(f"write('result.json', {RESULT}); write('error-rank-1.json', json.loads({error!r})); sys.exit(3)")
+    assert (result.status, result.steps) == ("completed", 3)
+    assert result.warnings == ["after training was complete and saved, torchrun ended with exit code 3 (rank 1: connection closed by peer)"]
+    assert "see " in lab.train(f"write('result.json', {RESULT}); sys.exit(-9)").warnings[0]
+
+
+def test_a_stop_in_the_last_step_is_a_complete_run(lab):
+    body = (
+        f"def stop(*_):\n    write('result.json', {RESULT})\n    sys.exit(1)\n"
+        "signal.signal(signal.SIGTERM, stop)\nos.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(60)"
+    )
+    result = lab.train(body)
+    assert (result.status, result.warnings) == ("completed", [])
 
 
 def test_a_stopped_run_is_in_order_although_torchrun_says_1(lab):
