@@ -30,6 +30,7 @@ from posttrain_service.api.edge import Edge
 from posttrain_service.api.measure import Measure, watch_lag
 from posttrain_service.errors import InvalidSettings
 from posttrain_service.settings import Settings
+from posttrain_service.web import pages
 from posttrain_service.wire import shapes
 from posttrain_service.work.services import Services
 
@@ -101,6 +102,7 @@ def create_app(settings: Settings | None = None, *, build: Callable[[Settings], 
     errors.install(app)
     for router in _ROUTERS:
         app.include_router(router)
+    pages.install(app)
     describe(app)
     app.add_middleware(Gate, services=lambda: app.state.services)
     app.add_middleware(Edge, loopback=told.is_loopback, root_path=told.root_path)

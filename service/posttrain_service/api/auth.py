@@ -24,6 +24,10 @@ from posttrain_service.work.services import Services
 
 OPEN = frozenset({"/health/live", "/health/ready", "/version", "/openapi.json"})
 """Whoever watches the service has no key, and whoever writes a client needs the description: both tell nothing of jobs."""
+PAGE = "/"
+ASSETS = "/dashboard/"
+"""The dashboard's page and what lies below that path: files of the program, without a word of jobs. What they show they
+fetch from the routes, with the key that they ask for."""
 RECHECK_S = 5.0
 """A long answer, such as a stream, asks so often whether its key is still good, and ends with the next piece if not."""
 
@@ -54,7 +58,7 @@ class Gate:
         services = self._services()
         state: dict[str, Any] = scope.setdefault("state", {})
         state["services"] = services
-        if path_of(scope) in OPEN:
+        if is_open(path_of(scope)):
             await self.app(scope, receive, send)
             return
         sent = bearer(Headers(scope=scope))
@@ -130,6 +134,11 @@ def describe(app: FastAPI) -> None:
     app.openapi = described  # type: ignore[method-assign]
 
 
+def is_open(path: str) -> bool:
+    """Whether a path needs no key."""
+    return path in OPEN or path in (PAGE, PAGE.rstrip("/")) or path.startswith(ASSETS)
+
+
 def needed_scope(method: str) -> keys.Scope:
     """The scope that a method needs on every path that isn't open."""
     return "read" if method in _READING else "submit"
@@ -145,7 +154,7 @@ def bearer(headers: Headers) -> str | None:
 def path_of(scope: Scope) -> str:
     """The path as routes know it, without the prefix that a proxy puts before it."""
     path, prefix = str(scope["path"]), str(scope.get("root_path", ""))
-    return path.removeprefix(prefix) if prefix and path.startswith(f"{prefix}/") else path
+    return path.removeprefix(prefix) if prefix and f"{path}/".startswith(f"{prefix}/") else path
 
 
 async def _drain(receive: Receive) -> None:

@@ -274,9 +274,10 @@ def _retry(request: JobRequest) -> RetryPolicy:
 
 
 def make_spec(checked: Checked, data: dict[str, str]) -> dict[str, Any]:
-    """The resolved request as it is stored and shown: every knob, no server path."""
+    """The resolved request as it is stored and shown: every knob, no server path; `asked` is what the caller wrote of it."""
     prepared, request = checked.prepared, checked.prepared.request
     return {
+        "asked": request.model_dump(mode="json", exclude_unset=True, exclude={"dataset", "validation_dataset"}),
         "model": request.model,
         "method": request.asked_method.model_dump(mode="json"),
         "dataset": checked.train.reference() | {"report": _summary(checked.train_report)},

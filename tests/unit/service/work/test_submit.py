@@ -185,3 +185,10 @@ def test_rows_that_teach_nothing_are_refused_or_skipped(bench, create):
     assert "1 of 2 rows are bad and left out; the first is line 2: every turn is left out" in job.warnings[0]
     assert job.spec["dataset"]["report"]["num_errors"] == 1
     assert create(dataset={"rows": [mute, GOOD]}, training={"train_on": "all"})[0].job.warnings == []
+
+
+def test_the_spec_says_what_the_caller_wrote_and_what_was_chosen(bench):
+    job = bench.submit(training={"learning_rate": 1e-3}, adapter={"kind": "lora", "rank": 4})
+    assert job.spec["asked"] == {"model": "tiny", "training": {"learning_rate": 1e-3}, "adapter": {"kind": "lora", "rank": 4}}
+    assert job.spec["training"]["num_epochs"] == 1
+    assert "messages" not in str(job.spec), "rows are kept in the run's folder only"
