@@ -191,4 +191,3 @@ def test_the_spec_says_what_the_caller_wrote_and_what_was_chosen(bench):
     job = bench.submit(training={"learning_rate": 1e-3}, adapter={"kind": "lora", "rank": 4})
     assert job.spec["asked"] == {"model": "tiny", "training": {"learning_rate": 1e-3}, "adapter": {"kind": "lora", "rank": 4}}
     assert job.spec["training"]["num_epochs"] == 1
-    assert "messages" not in str(job.spec), "rows are kept in the run's folder only"
