@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -26,7 +27,7 @@ class MicroLoss(NamedTuple):
     loss_sum: Tensor
     """fp32 scalar: negative log-likelihood summed over supervised tokens, with its graph."""
     num_correct: Tensor
-    """int64 scalar: supervised tokens that were the first guess (of pairs: those whose chosen answer has the higher reward)."""
+    """int64 scalar: supervised tokens that no other was likelier than (of pairs: those whose chosen answer has the higher reward)."""
     extra: Tensor | None = None
     """fp32 [K]: sums of the objective's further metrics, where it has any."""
 
@@ -58,7 +59,8 @@ def _recomputed(hidden_NH: Tensor, labels_N: Tensor, head: nn.Module, transform:
         if transform is not None:
             logits_CV = transform(logits_CV)
         loss = functional.cross_entropy(logits_CV.float(), labels_C, ignore_index=IGNORE, reduction="sum")
-        return loss, (logits_CV.argmax(-1) == labels_C).sum()
+        likeliest_C = logits_CV.gather(1, labels_C.clamp(min=0).unsqueeze(1)).squeeze(1) == logits_CV.amax(-1)
+        return loss, (likeliest_C & (labels_C != IGNORE)).sum()
 
     loss_sum = hidden_NH.new_zeros((), dtype=torch.float32)
     num_correct = labels_N.new_zeros(())
@@ -78,7 +80,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             compute = torch.get_autocast_dtype(hidden_NH.device.type)
         else:
             compute = hidden_NH.dtype
-        hidden_grad_NH = torch.zeros_like(hidden_NH) if need_hidden else None
+        hidden_grad_NH = torch.empty_like(hidden_NH) if need_hidden else None
         weight_grad_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if need_weight else None
         weight = weight_VH.to(compute)
         loss_sum = hidden_NH.new_zeros((), dtype=torch.float32)
@@ -89,37 +91,46 @@ class _LinearCrossEntropy(torch.autograd.Function):
             loss, correct, grad_CV = _chunk(hidden_CH, weight, labels_C)
             loss_sum, num_correct = loss_sum + loss, num_correct + correct
             if hidden_grad_NH is not None:
-                hidden_grad_NH[part] = (grad_CV @ weight).to(hidden_NH.dtype)
+                hidden_grad_NH[part] = grad_CV @ weight
             if weight_grad_VH is not None:
                 if compute == torch.float32:
                     weight_grad_VH.addmm_(grad_CV.T, hidden_CH)
                 else:
                     weight_grad_VH += grad_CV.T @ hidden_CH
-        ctx.save_for_backward(hidden_grad_NH, weight_grad_VH)
+        ctx.grads = hidden_grad_NH, weight_grad_VH  # not saved as tensors: they are no activations, and are scaled in place
         ctx.weight_dtype = weight_VH.dtype
         ctx.mark_non_differentiable(num_correct)
         return loss_sum, num_correct
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, _grad_correct: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        hidden_grad_NH, weight_grad_VH = ctx.saved_tensors
-        hidden_grad_NH = None if hidden_grad_NH is None else hidden_grad_NH * grad_loss.to(hidden_grad_NH.dtype)
-        # Scaled in fp32 before it is rounded.
-        weight_grad_VH = None if weight_grad_VH is None else (weight_grad_VH * grad_loss).to(ctx.weight_dtype)
+        if ctx.grads is None:
+            raise RuntimeError("the gradients of this cross entropy were given out already; it takes one backward pass")
+        (hidden_grad_NH, weight_grad_VH), ctx.grads = ctx.grads, None
+        if hidden_grad_NH is not None:
+            hidden_grad_NH.mul_(grad_loss.to(hidden_grad_NH.dtype))
+        if weight_grad_VH is not None:
+            weight_grad_VH = weight_grad_VH.mul_(grad_loss).to(ctx.weight_dtype)  # scaled in fp32 before it is rounded
         return hidden_grad_NH, weight_grad_VH, None, None
 
 
 def _chunk(hidden_CH: Tensor, weight_VH: Tensor, labels_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Summed loss, correct guesses, and d(loss)/d(logits) [C, V] in the computing precision."""
+    """Summed loss, correct guesses, and d(loss)/d(logits) [C, V] in the computing precision.
+
+    The logits become their gradient in place, in as few passes over memory as there are: the whole of it is larger than any
+    cache, and next to the matrix product each pass is dear.
+    """
     with torch.autocast(hidden_CH.device.type, enabled=False):
         logits_CV = (hidden_CH @ weight_VH.T).float()
-        counted_C = labels_C != IGNORE
+        counted_C1 = (labels_C != IGNORE).unsqueeze(1)
         target_C1 = labels_C.clamp(min=0).unsqueeze(1)
-        correct = ((logits_CV.argmax(-1) == labels_C) & counted_C).sum()
-        normaliser_C = logits_CV.logsumexp(-1)
-        loss_C = normaliser_C - logits_CV.gather(1, target_C1).squeeze(1)
-        loss = torch.where(counted_C, loss_C, 0.0).sum()
-        grad_CV = logits_CV.sub_(normaliser_C.unsqueeze(1)).exp_()
-        grad_CV.scatter_add_(1, target_C1, torch.full_like(target_C1, -1, dtype=grad_CV.dtype))
-        grad_CV.masked_fill_(~counted_C.unsqueeze(1), 0.0)
+        chosen_C1 = logits_CV.gather(1, target_C1)
+        top_C1 = logits_CV.amax(-1, keepdim=True)
+        correct = ((chosen_C1 == top_C1) & counted_C1).sum()
+        grad_CV = logits_CV.sub_(top_C1).exp_()
+        sum_C1 = grad_CV.sum(-1, keepdim=True)
+        loss = torch.where(counted_C1, top_C1 + sum_C1.log() - chosen_C1, 0.0).sum()
+        grad_CV.mul_(counted_C1 / sum_C1)
+        grad_CV.scatter_add_(1, target_C1, -counted_C1.to(grad_CV.dtype))
         return loss, correct, grad_CV.to(hidden_CH.dtype)

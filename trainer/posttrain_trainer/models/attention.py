@@ -1,4 +1,5 @@
-"""Attention that keeps documents apart: one causal SDPA per document of a pack, through transformers' AttentionInterface.
+"""Attention that keeps documents apart, through transformers' AttentionInterface: on CUDA one flash attention over all
+documents of a pack (Dao et al. 2022, arXiv:2205.14135), elsewhere one causal SDPA per document.
 
 Cost grows with the sum of squares of the documents, not of the pack, and there is no mask to build. The lengths travel
 as a keyword through the model's forward; a model that does not pass it on is refused, never trained across documents.
@@ -8,6 +9,8 @@ Shapes: B rows, Q query heads, K key-value heads, S tokens, D head size.
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
 from typing import Any
 
 import torch
@@ -22,6 +25,8 @@ NAME = "posttrain_documents"
 LENGTHS = "document_lengths"
 """Keyword that carries the lengths: for one row, its documents; for several rows, None (each row is one document)."""
 
+_VARLEN_HEAD = 256
+"""Largest head that flash attention takes."""
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 
 
@@ -59,6 +64,8 @@ def document_attention(
             raise InvalidArguments(f"{name} needs {option} in its attention, which is not supported")
     if not (kwargs.get("is_causal") if kwargs.get("is_causal") is not None else getattr(module, "is_causal", True)):
         raise InvalidArguments(f"{name} is not causal; only causal language models can be trained")
+    if _varlen_serves(query_BQSD, dropout):
+        return _varlen(query_BQSD, key_BKSD, value_BKSD, kwargs[LENGTHS], scaling, kwargs.get("sliding_window")), None
     groups = query_BQSD.shape[1] // key_BKSD.shape[1]
     if groups > 1:
         key_BKSD = key_BKSD.repeat_interleave(groups, dim=1)
@@ -66,9 +73,34 @@ def document_attention(
     lengths = list(kwargs[LENGTHS] or (query_BQSD.shape[2],))
     parts = zip(*(torch.split(tensor, lengths, dim=2) for tensor in (query_BQSD, key_BKSD, value_BKSD)), strict=True)
     window = kwargs.get("sliding_window")
-    outputs = [_attend(q, k, v, scaling=scaling, dropout=dropout, window=window) for q, k, v in parts]
-    output_BQSD = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
-    return output_BQSD.transpose(1, 2).contiguous(), None
+    # Heads inside tokens, as kernels lay their results out and as what follows wants them: one copy instead of two.
+    outputs = [_attend(q, k, v, scaling=scaling, dropout=dropout, window=window).transpose(1, 2) for q, k, v in parts]
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)).contiguous(), None
+
+
+def _varlen_serves(query: Tensor, dropout: float) -> bool:
+    """Whether torch's flash attention for documents of varying lengths takes this: one kernel for all of a pack."""
+    if query.device.type != "cuda" or query.dtype not in (torch.bfloat16, torch.float16) or dropout or query.shape[3] > _VARLEN_HEAD:
+        return False
+    return importlib.util.find_spec("torch.nn.attention.varlen") is not None and torch.cuda.get_device_capability(query.device) >= (8, 0)
+
+
+def _varlen(
+    query_BQSD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, lengths: tuple[int, ...] | None, scaling: float | None, window: int | None
+) -> Tensor:
+    """[B, S, Q, D] by `varlen_attn`; rows without lengths are documents of S tokens."""
+    from torch.nn.attention.varlen import varlen_attn  # not on every torch, and not needed elsewhere
+
+    rows, heads, tokens, size = query_BQSD.shape
+    sizes = lengths or (tokens,) * rows
+    ends = torch.tensor([0, *itertools.accumulate(sizes)], dtype=torch.int32, device=query_BQSD.device)
+    query, key, value = (tensor.transpose(1, 2).reshape(rows * tokens, -1, size) for tensor in (query_BQSD, key_BKSD, value_BKSD))
+    grouped: dict[str, Any] = {"enable_gqa": True} if key_BKSD.shape[1] < heads else {}
+    # The window counts itself here, and the kernel's counts only what is to the left.
+    reach = (-1 if window is None else window - 1, 0)
+    longest = max(sizes)
+    output: Any = varlen_attn(query, key, value, ends, ends, longest, longest, scale=scaling, window_size=reach, **grouped)
+    return output.view(rows, tokens, heads, size)  # type: ignore[no-any-return]
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, dropout: float, window: int | None) -> Tensor:

@@ -107,6 +107,7 @@ def test_threads_are_the_cores_divided_by_the_ranks(devices: list[str], nproc: i
 
 def test_ranks_get_what_they_run_faster_with_unless_the_host_says_otherwise() -> None:
     assert plan(["cpu:0"]).env["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert int(plan(["cpu:0"]).env["MALLOC_MMAP_THRESHOLD_"]) >= 2**30
     assert plan(["cpu:0"], environ=SERVER | {"OMP_WAIT_POLICY": "ACTIVE"}).env["OMP_WAIT_POLICY"] == "ACTIVE"
 
 

@@ -115,3 +115,21 @@ def test_without_gradients_none_are_made():
         result = cross_entropy(hidden, labels, head)
     torch.testing.assert_close(result.loss_sum, _reference(hidden, labels, head)[0].detach())
     assert not result.loss_sum.requires_grad
+
+
+def test_a_tie_for_the_likeliest_is_right_on_both_paths_and_what_is_not_counted_is_not():
+    head = nn.Linear(2, 3, bias=False)
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]))
+    hidden = torch.tensor([[2.0, 0.0]]).expand(4, 2)
+    labels = torch.tensor([0, 1, 2, -100])
+    assert int(cross_entropy(hidden, labels, head).num_correct) == 2
+    assert int(cross_entropy(hidden, labels, head, lambda logits: logits).num_correct) == 2
+
+
+def test_a_second_backward_pass_is_refused_rather_than_wrong():
+    hidden, labels, head = _inputs(20)
+    loss = cross_entropy(hidden, labels, head).loss_sum
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="given out already"):
+        loss.backward()

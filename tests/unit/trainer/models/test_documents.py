@@ -114,6 +114,35 @@ def test_the_second_document_does_not_feel_the_first(arguments, device, world, d
     torch.testing.assert_close(a, alone, rtol=1e-5, atol=1e-5)
 
 
+def _varlen_stand_in(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa=False):
+    """What torch says of `varlen_attn`, by masks: no machine without CUDA runs the real one."""
+    assert torch.equal(cu_seq_q, cu_seq_k)
+    assert cu_seq_q.dtype == torch.int32
+    assert max_q == max_k == int(cu_seq_q.diff().max())
+    assert enable_gqa == (query.shape[1] != key.shape[1])
+    document = torch.bucketize(torch.arange(len(query)), cu_seq_q[1:].long(), right=True)
+    distance = torch.arange(len(query))[:, None] - torch.arange(len(query))[None]
+    left, right = (window if window >= 0 else len(query) for window in window_size)
+    mask = (document[:, None] == document[None]) & (distance <= left) & (-distance <= right)
+    key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for tensor in (key, value))
+    scores = torch.einsum("qhd,khd->hqk", query, key) * scale
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~mask, -torch.inf).softmax(-1), value)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize(("rows", "lengths"), [(1, LENGTHS), (2, None)])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_the_kernel_for_varying_lengths_is_asked_for_the_same(monkeypatch, rows, lengths, kv_heads, window):
+    generator = torch.Generator().manual_seed(1)
+    query, key, value = (torch.randn(rows, heads, sum(LENGTHS), 8, generator=generator) for heads in (4, kv_heads, kv_heads))
+    given = {"attention_mask": None, "scaling": 0.3, "sliding_window": window, attention.LENGTHS: lengths}
+    expected, _ = attention.document_attention(torch.nn.Linear(1, 1), query, key, value, **given)
+    monkeypatch.setattr(attention, "_varlen_serves", lambda *_: True)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", _varlen_stand_in)
+    output, _ = attention.document_attention(torch.nn.Linear(1, 1), query, key, value, **given)
+    torch.testing.assert_close(output, expected)
+
+
 def test_a_batch_without_labels_gives_every_parameter_a_zero_gradient(arguments, device, world):
     model = load_model(arguments(), device, world)
     loss, correct, grads = _run(model, [collate([], packed=True, pad_id=2)])
