@@ -21,6 +21,8 @@ from posttrain_service.api import (
     fine_tuning,
     health,
     job_streams,
+    llama_datasets,
+    llama_jobs,
     models,
     post_training,
     uploads,
@@ -43,6 +45,8 @@ _ROUTERS = (
     uploads.router,
     fine_tuning.router,
     models.router,
+    llama_jobs.router,
+    llama_datasets.router,
     health.router,
 )
 

@@ -35,6 +35,7 @@ from posttrain_service.work.made import Models
 from posttrain_service.work.meters import Meters
 from posttrain_service.work.parts import Parts
 from posttrain_service.work.quota import Quota
+from posttrain_service.work.registry import Registry
 from posttrain_service.work.result_files import ResultFiles
 from posttrain_service.work.rows import Checker
 from posttrain_service.work.scheduler import Scheduler
@@ -235,6 +236,7 @@ def _views(shared: _Shared, health: Health) -> Callable[[Caller], Services]:
             settings=settings,
             parts=Parts(settings, clock, uploads, caller.sees),
             access=access,
+            registry=Registry(settings, store, clock, uploads),
             meters=health.meters,
         )  # fmt: skip
 

@@ -17,7 +17,7 @@ from posttrain_service.errors import Conflict, InvalidRequest, NotFound
 from posttrain_service.store import idempotency as keys
 from posttrain_service.store.engine import Database
 from posttrain_service.store.idempotency import IdempotencyKey
-from posttrain_service.store.tables import files, job_files, jobs
+from posttrain_service.store.tables import datasets, files, job_files, jobs
 from posttrain_service.store.values import clean, to_file
 
 
@@ -106,7 +106,7 @@ class FileRows:
 
         Raises:
             NotFound: There is no such file.
-            Conflict: A job that has not ended reads it.
+            Conflict: A job that has not ended reads it, or a data set is kept in it.
         """
         with self._database.write() as connection:
             row = connection.execute(select(files).where(files.c.id == file_id).with_for_update()).mappings().first()
@@ -118,6 +118,11 @@ class FileRows:
                     f"file {file_id} is used by job {user}, which has not ended; cancel the job or wait for its end",
                     code="file_in_use",
                     param="file_id",
+                )
+            holder = connection.execute(select(datasets.c.dataset_id).where(datasets.c.file_id == file_id).limit(1)).scalar_one_or_none()
+            if holder is not None:
+                raise Conflict(
+                    f"file {file_id} holds the rows of data set {holder!r}; unregister that first", code="file_in_use", param="file_id"
                 )
             connection.execute(delete(files).where(files.c.id == file_id))
             return to_file(row)

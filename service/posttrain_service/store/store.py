@@ -9,6 +9,7 @@ from sqlalchemy import Engine, text
 
 from posttrain_service.clock import Clock, SystemClock
 from posttrain_service.domain.job import Moved
+from posttrain_service.store.datasets import DatasetRows
 from posttrain_service.store.engine import Database
 from posttrain_service.store.events import EventRows
 from posttrain_service.store.files import FileRows
@@ -40,6 +41,7 @@ class Store:
         self.jobs = JobRows(self.database, clock, on_move)
         self.events = EventRows(self.database, clock)
         self.files = FileRows(self.database, clock)
+        self.datasets = DatasetRows(self.database, clock)
         self.slots = SlotRows(self.database)
         self.leases = LeaseRows(self.database, clock)
         self.idempotency = IdempotencyRows(self.database, clock)
@@ -47,7 +49,7 @@ class Store:
         self.keys = KeyRows(self.database, clock)
 
     def seen_by(self, owner: str | None) -> Store:
-        """The same store as it is for one owner: other owners' jobs and files are not there. None = everybody's are.
+        """The same store as it is for one owner: other owners' jobs, files and data sets are not there. None = everybody's are.
 
         What the loops work on (queues, live jobs, what has expired) is the same for all.
         """
@@ -55,6 +57,7 @@ class Store:
             return self
         view = copy.copy(self)
         view.jobs, view.files = self.jobs.seen_by(owner), self.files.seen_by(owner)
+        view.datasets = self.datasets.seen_by(owner)
         return view
 
     def check_writable(self) -> None:

@@ -158,6 +158,20 @@ files = Table(
     Index(None, "expires_at"),
 )
 
+datasets = Table(
+    "datasets",
+    metadata,
+    Column("dataset_id", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("purpose", String(64), nullable=False),
+    Column("source", Json, nullable=False),
+    Column("file_id", String(64), ForeignKey("files.id"), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("metadata", Json, nullable=False),
+    Index(None, "file_id"),
+    Index(None, "created_at", "dataset_id"),
+)
+
 api_keys = Table(
     "api_keys",
     metadata,

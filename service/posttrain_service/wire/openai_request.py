@@ -7,18 +7,17 @@ Fields that nothing is known of are let through, as OpenAI's own server does, an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter, ValidationError
 
 from posttrain_service.errors import InvalidRequest, UnsupportedMethod
-from posttrain_service.wire.base import JOB_ID, Name
+from posttrain_service.wire.base import JOB_ID, Lenient, Name, no_effect
 from posttrain_service.wire.errors import field_errors, summary
 from posttrain_service.wire.jobs import CheckpointRules, JobRequest, LoraAdapter, Resources, Retention, Retry
 from posttrain_service.wire.knobs import TorchrunKnobs, TrainingKnobs
-from posttrain_trainer.contract.base import Model
 from posttrain_trainer.contract.loggers import Logger
 
 Auto = Literal["auto"]
@@ -33,14 +32,6 @@ _OWN = (
     "adapter", "training", "torchrun", "resources", "checkpoints", "retention", "retry", "webhook_url",
     "validation_split", "job_uuid",
 )  # fmt: skip
-
-
-class Lenient(Model):
-    """Base: frozen, and unknown fields are kept aside for a warning."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="allow", use_attribute_docstrings=True, protected_namespaces=(), validate_default=True
-    )
 
 
 class Hyperparameters(Lenient):
@@ -171,8 +162,7 @@ def translate(body: CreateFineTuningJob) -> Asked:
     made |= {"metadata": body.metadata} if body.metadata else {}
     if body.integrations:
         made["loggers"] = [_logger(number, item) for number, item in enumerate(body.integrations)]
-    unknown = tuple(f"{name} is not known to this server and has no effect" for name in _unknown(body))
-    return Asked(_job_request(made), auto, unknown)
+    return Asked(_job_request(made), auto, no_effect(body))
 
 
 def resolve_auto(body: Mapping[str, Any], auto: tuple[str, ...], rows: int) -> JobRequest:
@@ -300,13 +290,3 @@ def _openai_name(path: str) -> str:
 
 def _plain(value: Any) -> Any:
     return value.model_dump(mode="json", exclude_unset=True) if isinstance(value, BaseModel) else value
-
-
-def _unknown(model: BaseModel, path: str = "") -> Iterator[str]:
-    """Dotted names of fields that nothing is known of."""
-    yield from (f"{path}{name}" for name in model.model_extra or {})
-    for name in type(model).model_fields:
-        value = getattr(model, name)
-        for item in value if isinstance(value, tuple) else (value,):
-            if isinstance(item, BaseModel):
-                yield from _unknown(item, f"{path}{name}.")

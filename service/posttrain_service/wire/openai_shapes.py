@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from posttrain_service.wire.base import Lenient
 from posttrain_service.wire.file_shapes import File
-from posttrain_service.wire.openai_request import Lenient
 from posttrain_service.wire.shapes import Listing, Shape
 
 

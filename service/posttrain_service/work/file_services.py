@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 if TYPE_CHECKING:
     from posttrain_service.domain.files import UploadedFile
+    from posttrain_service.domain.registered import RegisteredSet
     from posttrain_service.domain.uploads import PartedUpload
+    from posttrain_service.work.registry import Rows
     from posttrain_service.work.services import Page
+    from posttrain_trainer.contract.conversation import TrainOn
 
 
 class FileService(Protocol):
@@ -87,4 +90,63 @@ class PartService(Protocol):
 
     def status(self, upload: PartedUpload) -> str:
         """pending, completed, cancelled or expired."""
+        ...
+
+
+class RegistryService(Protocol):
+    """Data sets under names of their own. An unknown name or another owner's is NotFound."""
+
+    def register(
+        self, *, purpose: str, source: Mapping[str, Any], metadata: Mapping[str, Any], dataset_id: str | None = None
+    ) -> RegisteredSet:
+        """Keep the rows of a source under a name; the same request again is harmless.
+
+        Args:
+            purpose: What its owner says it is for.
+            source: `{"type": "rows", "rows": [...]}` or `{"type": "uri", "uri": ...}` (data:, or file: in the data sets' folder).
+            metadata: Its owner's notes.
+            dataset_id: Its name; None = the server makes one.
+
+        Raises:
+            InvalidRequest: A name, an address or rows that cannot be used.
+            Conflict: The name is taken by another data set.
+        """
+        ...
+
+    def get(self, dataset_id: str) -> RegisteredSet:
+        """The data set of that name."""
+        ...
+
+    def all(self) -> list[RegisteredSet]:
+        """Every data set, oldest first."""
+        ...
+
+    def unregister(self, dataset_id: str) -> None:
+        """Forget the data set; its rows go when no unended job reads them."""
+        ...
+
+    def rows(self, dataset_id: str, *, start: int = 0, limit: int | None = None) -> Rows:
+        """Rows from the one numbered `start` (from 0), at most `limit` (None: as many as one answer holds)."""
+        ...
+
+
+class DatasetService(Protocol):
+    """Data sets before any job."""
+
+    def validate(
+        self,
+        dataset: str | Mapping[str, Any],
+        *,
+        model: str | None = None,
+        method: Mapping[str, Any] | None = None,
+        train_on: TrainOn = "assistant",
+    ) -> dict[str, Any]:
+        """valid, rows, format, errors (line, message), num_errors, warnings, and tokens when a model is named.
+
+        Args:
+            dataset: A file id, or {"rows": [...]}.
+            model: A model name or id: tokens are then counted by its tokenizer.
+            method: The method the rows are for; None = sft.
+            train_on: Which turns of conversations are learned; a row without any is bad.
+        """
         ...

@@ -21,6 +21,7 @@ from posttrain_service.work.result_files import ResultFiles
 from posttrain_service.work.services import EventView, JobView, LogText, Page
 from posttrain_service.work.streams import check_source, default_source, event_cursor
 from posttrain_service.work.submit import Submitter
+from posttrain_service.work.terms import Terms
 from posttrain_service.work.usage import Usage
 from posttrain_service.work.validator import Validator
 from posttrain_service.work.verbs import Verbs
@@ -51,10 +52,15 @@ class Jobs:
     """Whose jobs are made here."""
 
     def create(
-        self, request: JobRequest, *, idempotency_key: str | None = None, owner: str | None = None
+        self,
+        request: JobRequest,
+        *,
+        idempotency_key: str | None = None,
+        owner: str | None = None,
+        terms: Terms | None = None,
     ) -> tuple[JobView, bool]:
         """See `JobService.create`."""
-        job, new = self.submitter.create(request, idempotency_key=idempotency_key, owner=owner or self.owner)
+        job, new = self.submitter.create(request, idempotency_key=idempotency_key, owner=owner or self.owner, terms=terms)
         return self._view(job, self._positions()), new
 
     def accept(
@@ -63,6 +69,10 @@ class Jobs:
         """See `JobService.accept`."""
         job, new = self.validator.accept(asked, idempotency_key=idempotency_key, owner=owner or self.owner)
         return JobView(job) if new else self.get(job.job_uuid), new  # a stored job is answered for without further reading
+
+    def states(self) -> list[tuple[str, JobState]]:
+        """See `JobService.states`."""
+        return self.store.jobs.states()
 
     def result_files(self, jobs: Sequence[Job]) -> dict[str, list[str]]:
         """See `JobService.result_files`."""

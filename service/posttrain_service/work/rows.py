@@ -118,6 +118,20 @@ def errors_json(report: RowReport) -> list[dict[str, Any]]:
     return [{"line": error.line, "loc": f"line {error.line}", "message": error.message} for error in report.errors]
 
 
+def refuse_shapes(report: RowReport, param: str, unwanted: frozenset[str]) -> None:
+    """Refuse a set with rows of a shape that is not what was asked for.
+
+    Raises:
+        InvalidRequest: There are such rows.
+    """
+    if found := sorted(unwanted & set(report.formats)):
+        raise InvalidRequest(
+            f"{param} has {report.formats[found[0]]} rows of the shape {found[0]}, which is not what the request says",
+            code="invalid_data_format",
+            param=param,
+        )
+
+
 def refuse_bad_rows(report: RowReport, param: str, *, skip: bool, max_invalid_rows: int) -> list[str]:
     """Refuse a set that a job could not train on; what is tolerated comes back as warnings.
 

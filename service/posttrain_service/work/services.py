@@ -15,12 +15,13 @@ from posttrain_service.work.meters import Meters
 
 if TYPE_CHECKING:
     from posttrain_service.domain.job import Job
+    from posttrain_service.domain.lifecycle import JobState
     from posttrain_service.settings import Settings
     from posttrain_service.wire.jobs import JobRequest
     from posttrain_service.wire.openai_request import Asked
     from posttrain_service.work.access import Access
-    from posttrain_service.work.file_services import FileService, PartService
-    from posttrain_trainer.contract.conversation import TrainOn
+    from posttrain_service.work.file_services import DatasetService, FileService, PartService, RegistryService
+    from posttrain_service.work.terms import Terms
 
 T = TypeVar("T")
 
@@ -108,9 +109,16 @@ class JobService(Protocol):
     """Jobs. An unknown job_uuid is NotFound everywhere, and so is another owner's. `owner`: None = the caller."""
 
     def create(
-        self, request: JobRequest, *, idempotency_key: str | None = None, owner: str | None = None
+        self,
+        request: JobRequest,
+        *,
+        idempotency_key: str | None = None,
+        owner: str | None = None,
+        terms: Terms | None = None,
     ) -> tuple[JobView, bool]:
         """Check the request and queue it; False when the same request had already made the job.
+
+        `terms` are what a face demands and tells besides.
 
         Raises:
             InvalidRequest: A value, a model, a file or rows that cannot be used.
@@ -127,6 +135,10 @@ class JobService(Protocol):
             InvalidRequest: A value, a model or a file that cannot be used.
             Conflict: The job_uuid is taken by another request.
         """
+        ...
+
+    def states(self) -> list[tuple[str, JobState]]:
+        """job_uuid and state of every job, newest first."""
         ...
 
     def result_files(self, jobs: Sequence[Job]) -> dict[str, list[str]]:
@@ -235,28 +247,6 @@ class JobService(Protocol):
         ...
 
 
-class DatasetService(Protocol):
-    """Data sets before any job."""
-
-    def validate(
-        self,
-        dataset: str | Mapping[str, Any],
-        *,
-        model: str | None = None,
-        method: Mapping[str, Any] | None = None,
-        train_on: TrainOn = "assistant",
-    ) -> dict[str, Any]:
-        """valid, rows, format, errors (line, message), num_errors, warnings, and tokens when a model is named.
-
-        Args:
-            dataset: A file id, or {"rows": [...]}.
-            model: A model name or id: tokens are then counted by its tokenizer.
-            method: The method the rows are for; None = sft.
-            train_on: Which turns of conversations are learned; a row without any is bad.
-        """
-        ...
-
-
 class ModelService(Protocol):
     """Models by name: those under models/, and the results of jobs."""
 
@@ -334,6 +324,7 @@ class Services:
     settings: Settings
     parts: PartService
     access: Access
+    registry: RegistryService
     meters: Meters = field(default_factory=Meters)
     """Where requests are counted."""
 

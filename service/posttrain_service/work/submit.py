@@ -25,6 +25,7 @@ from posttrain_service.work.hints import Hints
 from posttrain_service.work.made import Models, is_made, place_model
 from posttrain_service.work.prepare import Prepared, prepare
 from posttrain_service.work.quota import Quota
+from posttrain_service.work.terms import Terms
 from posttrain_service.work.uploads import check_key
 from posttrain_service.work.webhooks import check_webhook
 from posttrain_trainer.contract.rundir import RunDir, sync_folder, write_json
@@ -87,12 +88,14 @@ class Submitter:
         self._checker = checker
         self._quota = quota
 
-    def create(self, request: JobRequest, *, idempotency_key: str | None, owner: str) -> tuple[Job, bool]:
+    def create(
+        self, request: JobRequest, *, idempotency_key: str | None, owner: str, terms: Terms | None = None
+    ) -> tuple[Job, bool]:
         """Queue the job, or find the one that the same request already made; see `JobService.create`."""
         key = self._key(request, idempotency_key, owner)
         if (known := self.known(request.job_uuid, request.digest(), key, owner)) is not None:
             return known, False
-        checked = self.check(request)
+        checked = self.check(request, terms)
         stored, new = self.keep(checked, queued_events(checked), digest=request.digest(), key=key, owner=owner)
         if new:
             self._hints.scheduler.give()
@@ -140,7 +143,7 @@ class Submitter:
             shutil.rmtree(run_dir.path)
         return stored, new
 
-    def check(self, request: JobRequest) -> Checked:
+    def check(self, request: JobRequest, terms: Terms | None = None) -> Checked:
         """Check model, knobs, devices and every row of a request; nothing is stored.
 
         Raises:
@@ -148,13 +151,14 @@ class Submitter:
             PayloadTooLarge: More inline rows than allowed.
         """
         prepared = prepare(request, self.settings, self.slots, self.models.find(request.model))
-        warnings = [*prepared.warnings, *check_webhook(request.webhook_url, self.settings)]
+        terms = terms or Terms()
+        warnings = [*terms.warnings, *prepared.warnings, *check_webhook(request.webhook_url, self.settings)]
         train = self.source(request.dataset, "dataset")
-        report = self._rows(prepared, train, "dataset", warnings)
+        report = self._rows(prepared, train, "dataset", warnings, terms.unwanted)
         if request.validation_dataset is None:
             return Checked(prepared, train, report, warnings=warnings)
         validation = self.source(request.validation_dataset, "validation_dataset")
-        validation_report = self._rows(prepared, validation, "validation_dataset", warnings)
+        validation_report = self._rows(prepared, validation, "validation_dataset", warnings, terms.unwanted)
         return Checked(prepared, train, report, validation, validation_report, warnings)
 
     def source(self, reference: str | InlineRows, param: str) -> rows.Source:
@@ -166,20 +170,25 @@ class Submitter:
         """
         if not isinstance(reference, str):
             return rows.inline(reference.rows, self.settings.max_rows_inline)
-        file = self._store.files.get(reference) if is_file_id(reference) else None
-        path = self.settings.files_dir / reference
+        registered = None if is_file_id(reference) else self._store.datasets.get(reference)
+        file_id = reference if registered is None else registered.file_id
+        file = self._store.files.get(file_id) if is_file_id(file_id) else None
+        path = self.settings.files_dir / file_id
         if file is None or not path.is_file():
             raise InvalidRequest(
-                f"{param} is {reference[:140]!r}, and there is no such file; upload it by POST /v1/files and give its id, "
-                'or give {"rows": [...]}',
+                f"{param} is {reference[:140]!r}, and there is no such file or data set; upload it by POST /v1/files and give "
+                'its id, or give {"rows": [...]}',
                 code="file_not_found",
                 param=param,
             )
         return rows.Source(path=path, filename=file.filename, file_id=file.id, sha256=file.sha256)
 
-    def _rows(self, prepared: Prepared, source: rows.Source, param: str, warnings: list[str]) -> dict[str, Any]:
+    def _rows(
+        self, prepared: Prepared, source: rows.Source, param: str, warnings: list[str], unwanted: frozenset[str]
+    ) -> dict[str, Any]:
         training = prepared.training
         report = self._checker.report(source, prepared.request.asked_method, training["train_on"])
+        rows.refuse_shapes(report, param, unwanted)
         warnings += rows.refuse_bad_rows(
             report, param, skip=training["invalid_rows"] == "skip", max_invalid_rows=training["max_invalid_rows"]
         )

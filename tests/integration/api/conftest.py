@@ -296,7 +296,7 @@ class FakeRuntime:
 def fake_runtime(folder: Path, settings: Settings) -> FakeRuntime:
     jobs = FakeJobs(folder)
     others = FakeFiles(folder, settings), FakeDatasets(), FakeModels(), FakeStreams(jobs), FakeHealth(), settings, None
-    return FakeRuntime(Services(jobs, *others, SimpleNamespace(caller=lambda sent: None)))
+    return FakeRuntime(Services(jobs, *others, SimpleNamespace(caller=lambda sent: None), SimpleNamespace()))
 
 
 @pytest.fixture

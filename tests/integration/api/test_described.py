@@ -35,6 +35,10 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 ODD = ["0", "-1", "x", "a/b", "%00", "\x00", "é", "😀", str(10**30), "-" + str(10**30), "1e999", "nan", "true", "1:1",
        f"{10**8}:{10**14}", "step-000001", "step-" + "9" * 40, "file-" + "0" * 32, "x" * 5000, "[", "ft:a:posttrain::b"]  # fmt: skip
 GOOD = {"model": "tiny", "dataset": {"rows": [{"prompt": "a", "completion": "b"}]}}
+LLAMA = {
+    "job_uuid": "llama", "hyperparam_search_config": {}, "logger_config": {},
+    "training_config": {"n_epochs": 1, "data_config": {"dataset_id": "rows", "batch_size": 1, "shuffle": True, "data_format": "dialog"}},
+}  # fmt: skip
 TOOL = """#!/bin/sh
 for last; do :; done
 case $last in
@@ -98,20 +102,24 @@ def world(tmp_path_factory):
         ids = {
             "job_uuid": "known", "job_id": "known", "checkpoint_id": "step-000001", "path": "model/weights",
             "file_id": http.post("/v1/files", **form).json()["id"], "upload_id": http.post("/v1/uploads", json=upload).json()["id"],
-            "model": http.get(f"{JOBS}/known").json()["fine_tuned_model"],
+            "model": http.get(f"{JOBS}/known").json()["fine_tuned_model"], "dataset_id": "rows",
         }  # fmt: skip
         ids |= {
             JOBS: GOOD, "/post_training/datasets/validate": {"dataset": GOOD["dataset"]}, "/v1/uploads": upload,
             "/v1/fine_tuning/jobs": {"model": "tiny", "training_file": ids["file_id"]},
+            "/v1/datasets": {"purpose": "post-training/messages", "source": {"type": "rows", "rows": GOOD["dataset"]["rows"]}, "dataset_id": "rows"},
+            **{f"/v1/post-training/{path}": LLAMA | more for path, more in (
+                ("supervised-fine-tune", {"model": "tiny"}), ("preference-optimize", {"finetuned_model": "tiny", "algorithm_config": {"beta": 0.1}}))},
         }  # fmt: skip
+        assert http.post("/v1/datasets", json=ids["/v1/datasets"]).status_code == 200
         yield http, schemathesis.openapi.from_dict(app.openapi()), ids
     runtime.store.close()
 
 
 def described():
-    return [
-        (method, path) for path, methods in create_app(Settings()).openapi()["paths"].items() for method in methods
-    ]
+    """Every operation; of those that answer at two addresses by the same function only one."""
+    paths = create_app(Settings()).openapi()["paths"].items()
+    return [(method, path) for path, methods in paths for method in methods if not path.startswith(("/v1alpha/", "/v1beta/"))]
 
 
 def request(data, operation, path, mode, ids):
