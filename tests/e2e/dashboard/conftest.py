@@ -244,3 +244,17 @@ def page(browser: Any) -> Iterator[Any]:
     yield made
     context.close()
     assert faults == []
+
+
+@pytest.fixture
+def until(page: Any) -> Callable[..., Any]:
+    """Waits for what a script says of the page. Playwright's own waiting makes programs of text, which the page's policy forbids."""
+
+    def wait(script: str, argument: Any = None, timeout_s: float = 15) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while not (value := page.evaluate(script, argument)):
+            assert time.monotonic() < deadline, f"in vain: {script}"
+            page.wait_for_timeout(30)
+        return value
+
+    return wait

@@ -177,7 +177,7 @@ export async function download(path, name, accept = '*/*') {
     link.click();
     return;
   }
-  const target = window.showSaveFilePicker ? await window.showSaveFilePicker({ suggestedName: name }) : null;
+  const target = accept === '*/*' && window.showSaveFilePicker ? await window.showSaveFilePicker({ suggestedName: name }) : null;
   const response = await call('GET', path, { headers: { accept } });
   if (target) { await response.body.pipeTo(await target.createWritable()); return; }
   const link = Object.assign(document.createElement('a'), { href: URL.createObjectURL(await response.blob()), download: name });

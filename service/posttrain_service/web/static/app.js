@@ -82,7 +82,10 @@ document.addEventListener('keydown', (event) => {
 });
 document.querySelector('[data-skip]').addEventListener('click', (event) => { event.preventDefault(); document.getElementById('main').focus(); });
 addEventListener('hashchange', route);
-addEventListener('unhandledrejection', (event) => { if (event.reason?.name !== 'AbortError') note(event.reason?.message ?? String(event.reason), 'bad'); });
+addEventListener('unhandledrejection', (event) => {
+  event.preventDefault(); // told here, and a view that was left breaks its requests off: that is no fault
+  if (event.reason?.name !== 'AbortError') note(event.reason?.message ?? String(event.reason), 'bad');
+});
 onKeyNeeded(askKey);
 frame();
 route();

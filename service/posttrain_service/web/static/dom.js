@@ -80,7 +80,7 @@ export function when(iso) {
 export function ask({ title, text, ok = 'OK', kind = 'primary', body = null }) {
   return new Promise((resolve) => {
     const form = h('form', { method: 'dialog' }, h('h2', { id: 'ask-title' }, title), text && h('p', {}, text), body,
-      h('div', { class: 'row end' }, h('button', { class: 'btn', value: 'no' }, 'Back'), h('button', { class: `btn ${kind}`, value: 'yes' }, ok)));
+      h('div', { class: 'row end' }, h('button', { type: 'button', class: 'btn', onclick: () => dialog.close('no') }, 'Back'), h('button', { class: `btn ${kind}`, value: 'yes' }, ok)));
     const dialog = h('dialog', { 'aria-labelledby': 'ask-title', onclick: (event) => { if (event.target === dialog) dialog.close('no'); } }, form);
     dialog.addEventListener('close', () => { dialog.remove(); resolve(dialog.returnValue === 'yes'); });
     document.body.append(dialog);
