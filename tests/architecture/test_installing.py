@@ -36,6 +36,8 @@ def test_a_wheel_holds_migrations_sample_data_and_type_marks(repository: Path, t
         "posttrain_service/py.typed",
         "posttrain_trainer/py.typed",
         "posttrain_service/cli/demo_data/observatory.jsonl",
+        "posttrain_service/web/static/index.html",
+        "posttrain_service/web/static/vendor/uPlot.min.js",
     }
     assert wanted <= names
     tops = {name.split("/")[0] for name in names}

@@ -51,6 +51,7 @@ def test_the_demo_runs_from_nothing_and_a_second_time_at_once(
     with Client(record["address"]) as client:
         [job] = client.jobs()
         assert (job["status"], job["metadata"].keys()) == ("succeeded", {"demo"})
+        assert f"{record['address']}/#/jobs/{job['job_uuid']}" in first.output, "where to see it in the browser"
         assert (storage / "demo" / f"{job['job_uuid']}-step-000002" / "model" / "adapter_config.json").is_file()
         second = CliRunner().invoke(app, arguments)
         assert second.exit_code == 0, second.output

@@ -120,7 +120,7 @@ def _train(
     recipe = {"model": model.name, **RECIPE}
     mark = hashlib.sha256(DATA.read_bytes() + json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
     with Client(address, api_key=api_key) as client:
-        told(console, "service", f"{address} (posttrain {client.version()['version']})")
+        told(console, "service", f"{address} (posttrain {client.version()['version']}); the dashboard is there too")
         job = None if again else _earlier(client, mark)
         if job is None:
             job = _create(console, client, mark, recipe)

@@ -153,6 +153,7 @@ def farewell(
         f"The adapter, for peft:   {adapter}",
         f"Models, jobs, database:  {settings.storage_dir}",
         f"The job:                 curl {url}",
+        f"In the browser:          {address}/#/jobs/{job['job_uuid']}",
         f"Its metrics:             {command} jobs metrics {job['job_uuid']} --server {address}",
         f"Its log:                 {command} jobs logs {job['job_uuid']} --server {address}",
         "Your own data:           docs/tutorial.md",

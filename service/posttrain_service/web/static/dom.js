@@ -119,7 +119,8 @@ export function duration(seconds) {
   if (seconds < 60) return `${Math.round(seconds)} s`;
   const [d, hh, m] = [Math.floor(seconds / 86400), Math.floor(seconds / 3600) % 24, Math.floor(seconds / 60) % 60];
   if (d) return `${d} d ${hh} h`;
-  return hh ? `${hh} h ${m} min` : `${m} min ${Math.round(seconds % 60)} s`;
+  if (hh) return `${hh} h ${m} min`;
+  return m >= 10 ? `${m} min` : `${m} min ${Math.floor(seconds % 60)} s`;
 }
 
 export function ago(iso) {

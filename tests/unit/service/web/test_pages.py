@@ -24,8 +24,9 @@ def settings(tmp_path):
     return Settings(storage_dir=tmp_path / "storage", disk_reserve_bytes=0)
 
 
-@pytest.fixture
-def http(settings):
+@pytest.fixture(scope="module")
+def http(tmp_path_factory):
+    settings = Settings(storage_dir=tmp_path_factory.mktemp("pages"), disk_reserve_bytes=0)
     with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
         store = Store(make_engine(settings.effective_database_url))
         key, _ = make_key("ann", "admin", 0.0)
