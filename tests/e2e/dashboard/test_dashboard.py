@@ -41,7 +41,6 @@ def test_the_list_is_live_and_can_be_filtered_and_searched(page, world):
     world.http.post(f"/post_training/jobs/{late.job_uuid}/cancel")
     row(page, "just-made").get_by_text("cancelled", exact=True).wait_for()
     world.http.delete(f"/post_training/jobs/{late.job_uuid}")
-    row(page, "just-made").wait_for(state="detached")
 
 
 def test_curves_grow_and_can_be_smoothed_scaled_zoomed_and_compared(page, world, until):
@@ -201,6 +200,7 @@ def test_a_key_is_asked_for_and_shows_its_owners_jobs_only(page, make_world):
     for owner, text in keys.items():
         body = {"model": "SmolLM2-135M-Instruct", "name": f"{owner}s-job", "dataset": {"rows": [{"prompt": "a", "completion": "b"}]}}
         assert world.http.post("/post_training/jobs", json=body, headers={"authorization": f"Bearer {text}"}).status_code == 201
+    page.add_init_script("delete window.showSaveFilePicker")  # a window of the system's, which nobody here could answer
     page.goto(world.address)
     dialog = page.get_by_role("dialog")
     assert "This server needs a key" in dialog.inner_text()
@@ -214,10 +214,27 @@ def test_a_key_is_asked_for_and_shows_its_owners_jobs_only(page, make_world):
     page.goto(f"{world.address}/#/jobs")
     page.get_by_role("link", name="anns-job").wait_for()
     assert page.get_by_role("row").count() == 2, "the head, and ann's job"
+    job = next(job for job in world.runtime.services.jobs.page().data if job.job.name == "anns-job").job
+    world.start(job)
+    world.checkpoint(job, 10)
+    page.goto(f"{world.address}/#/jobs/{job.job_uuid}/checkpoints")
+    with page.expect_download() as waiting:  # a link would carry no key
+        page.get_by_role("button", name="Download").click()
+    assert tarfile.is_tarfile(waiting.value.path())
     page.get_by_role("button", name="API key").click()
     page.get_by_role("button", name="Forget it").click()
     page.get_by_text("This server needs a key").wait_for()
     assert keys["ann"] not in page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie])")
+
+
+def test_a_server_that_goes_away_is_told_and_found_again(page, world):
+    page.goto(world.address)
+    row(page, "stars-lora16").wait_for()
+    page.context.set_offline(True)
+    page.get_by_text("The server does not answer.").wait_for()
+    assert row(page, "stars-lora16").count() == 1, "what is known stays"
+    page.context.set_offline(False)
+    page.get_by_text("The server does not answer.").wait_for(state="detached")
 
 
 def test_behind_a_prefix_everything_is_found(page, make_world):

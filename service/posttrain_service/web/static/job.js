@@ -22,7 +22,7 @@ export function jobView([uuid, tab = 'charts']) {
   const facts = h('dl', { class: 'facts card' });
   const trouble = h('div');
   const progress = bar(0, 'Progress of the job');
-  const told = h('p', { class: 'told', role: 'status' });
+  const told = h('p', { class: 'told' }); // changes too often to be read out each time
   const tabs = h('nav', { class: 'tabs', 'aria-label': 'Parts of the job' }, TABS.map(([name, label]) => h('a', { href: `#/jobs/${encodeURIComponent(uuid)}/${name}`, 'aria-current': name === tab ? 'page' : null }, label)));
   const panel = h('div', { class: 'panel' });
   const element = h('section', { 'aria-labelledby': 'title' }, head, h('div', { class: 'progress' }, progress, told), trouble, facts, tabs, panel);

@@ -8,6 +8,7 @@ const FILTERS = [['all', 'All', []], ['active', 'Active', ['queued', 'launching'
 const PAGE = 50;
 const SEARCHED = 1000;
 const LIVE = new Set(['queued', 'launching', 'running', 'stopping']);
+const WHOLE_MS = 6000;
 
 export function jobsView(query) {
   const state = { filter: query.get('status') ?? 'all', words: query.get('q') ?? '', pages: 1, picked: new Set(), rows: new Map(), more: false };
@@ -34,7 +35,21 @@ export function jobsView(query) {
     history.replaceState(null, '', `${location.pathname}${location.search}#/jobs${kept.size ? `?${kept}` : ''}`);
   }
 
+  // Every two seconds the live jobs alone are asked for; all of the list when one came or went, and now and then.
+  let whole = 0;
+  let lived = '';
+  async function look() {
+    if (Date.now() - whole > WHOLE_MS) { await refresh(); return; }
+    const page = await get('post_training/jobs', { limit: 100, status: [...LIVE] }, signal);
+    const ids = new Set(page.data.map((job) => job.job_uuid));
+    const key = [...ids].join();
+    const gone = [...body.children].some((element) => LIVE.has(element.className) && !ids.has(element.dataset.job));
+    if (gone || key !== lived) { lived = key; await refresh(); return; }
+    for (const job of page.data) state.rows.get(job.job_uuid)?.update(job);
+  }
+
   async function refresh() {
+    whole = Date.now();
     const mine = ++turn;
     const states = (FILTERS.find(([name]) => name === state.filter) ?? FILTERS[0])[2];
     const words = state.words.toLowerCase().split(/\s+/).filter(Boolean);
@@ -73,7 +88,7 @@ export function jobsView(query) {
 
   return { title: 'Jobs', element, start(given) {
     signal = given;
-    repeat(2000, signal, refresh, (error) => fill(told, error.message)).catch((error) => note(error.message, 'bad'));
+    repeat(2000, signal, look, (error) => fill(told, error.message)).catch((error) => note(error.message, 'bad'));
   } };
 }
 
@@ -89,7 +104,7 @@ function newRow(job, state, picked) {
   const step = h('small');
   fill(cells.progress, progress, step);
   const adapter = job.spec?.training?.lora ? ` · LoRA ${job.spec.training.lora.rank}` : '';
-  const element = h('tr', {}, h('td', { class: 'pick' }, box),
+  const element = h('tr', { 'data-job': job.job_uuid }, h('td', { class: 'pick' }, box),
     h('td', { class: 'name' }, h('a', { href: `#/jobs/${encodeURIComponent(job.job_uuid)}` }, job.name ?? job.job_uuid), h('small', { class: 'mono' }, job.name ? job.job_uuid : Object.entries(job.metadata).map(([k, v]) => `${k}=${v}`).join(' '))),
     cells.status, h('td', {}, job.model, h('small', {}, job.method, adapter)), cells.progress, cells.loss, cells.time, cells.created);
   let shown = '';

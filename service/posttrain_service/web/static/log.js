@@ -17,7 +17,7 @@ export class LogView {
     this.box = h('div', { class: 'log', tabindex: 0, 'aria-label': 'Log, scrollable', onscroll: () => this.scrolled() }, this.lines);
     this.attempts = h('select', { 'aria-label': 'Attempt', onchange: () => this.open({ attempt: Number(this.attempts.value) }) });
     this.sources = h('select', { 'aria-label': 'Source', onchange: () => this.open({ source: this.sources.value }) });
-    this.status = h('span', { class: 'told', role: 'status' });
+    this.status = h('span', { class: 'told' });
     this.follow = button('Follow', () => (this.following ? this.pause() : this.open()), { kind: 'chip', pressed: 'true' });
     this.search = h('input', { type: 'search', placeholder: 'Search the whole log…', 'aria-label': 'Search the log', onkeydown: (event) => { if (event.key === 'Enter') { event.preventDefault(); this.find(event.shiftKey ? -1 : 1); } if (event.key === 'Escape') this.searching?.abort(); } });
     this.found = h('span', { class: 'told', role: 'status' });
@@ -201,29 +201,32 @@ export class LogView {
     } catch (error) { if (error.name !== 'AbortError') fill(this.found, error.message); }
   }
 
+  // The byte of the match, or null. The next piece is on its way while this one is looked through.
   async scan(words, way, signal) {
-    let from = way > 0 ? this.at + 1 : Math.max(0, this.at - SCAN);
-    let until = way > 0 ? Infinity : this.at;
-    while (!signal.aborted) {
-      const limit = Math.min(SCAN, until - from);
-      if (limit <= 0) return null;
-      const response = await call('GET', this.path(), { query: this.query({ offset: from, limit }), headers: { accept: 'text/plain' }, signal });
-      const [total, next] = ['x-log-size', 'x-log-next-offset'].map((name) => Number(response.headers.get(name)));
-      const text = (await response.text());
-      const low = text.toLowerCase();
-      const place = way > 0 ? low.indexOf(words) : low.lastIndexOf(words);
-      if (place >= 0) return from + size(text.slice(0, place));
-      fill(this.found, `${Math.round((100 * (way > 0 ? next : total - from)) / Math.max(1, total))} % searched (Esc stops)`);
-      const lap = size(words) - 1;
-      if (way > 0) {
-        if (next >= total || next <= from) return null;
-        from = Math.max(from + 1, next - lap);
-      } else {
-        if (from === 0) return null;
-        until = from + lap;
-        from = Math.max(0, from - SCAN);
+    const lap = size(words) - 1;
+    const own = new AbortController();
+    signal.addEventListener('abort', () => own.abort());
+    const ask = (from, limit) => {
+      const asked = call('GET', this.path(), { query: this.query({ offset: from, limit }), headers: { accept: 'text/plain' }, signal: own.signal });
+      asked.catch(() => { /* told where it is waited for */ });
+      return { from, asked };
+    };
+    const before = (until) => (until > 0 ? ask(Math.max(0, until - SCAN), Math.min(SCAN, until)) : null);
+    let piece = way > 0 ? ask(this.at + 1, SCAN) : before(this.at);
+    try {
+      while (piece && !signal.aborted) {
+        const { from } = piece;
+        const response = await piece.asked;
+        const [total, next] = ['x-log-size', 'x-log-next-offset'].map((name) => Number(response.headers.get(name)));
+        if (way > 0) piece = next >= total || next <= from ? null : ask(Math.max(from + 1, next - lap), SCAN);
+        else piece = from > 0 ? before(from + lap) : null;
+        const text = await response.text();
+        const low = text.toLowerCase();
+        const place = way > 0 ? low.indexOf(words) : low.lastIndexOf(words);
+        if (place >= 0) return from + size(text.slice(0, place));
+        fill(this.found, `${Math.round((100 * (way > 0 ? next : total - from)) / Math.max(1, total))} % searched (Esc stops)`);
       }
-    }
+    } finally { own.abort(); }
     return null;
   }
 
