@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 import yaml
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRoute
 
@@ -28,9 +28,12 @@ from posttrain_service.api import (
     uploads,
 )
 from posttrain_service.api.auth import Gate, describe
+from posttrain_service.api.deps import name_job
 from posttrain_service.api.edge import Edge
 from posttrain_service.api.measure import Measure, watch_lag
+from posttrain_service.api.trace import Trace
 from posttrain_service.errors import InvalidSettings
+from posttrain_service.logs import set_up_logging
 from posttrain_service.settings import Settings
 from posttrain_service.web import pages
 from posttrain_service.wire import shapes
@@ -76,6 +79,8 @@ def create_app(settings: Settings | None = None, *, build: Callable[[Settings], 
         InvalidSettings: The service would be reachable from other machines, and there are no keys.
     """
     told = Settings() if settings is None else settings
+    if settings is None:  # uvicorn's or another server's factory: its own logging knows nothing of ids and keys
+        set_up_logging(told.log_format, told.log_level)
     check_reach(told)
 
     @asynccontextmanager
@@ -100,6 +105,7 @@ def create_app(settings: Settings | None = None, *, build: Callable[[Settings], 
         docs_url=None,  # its page loads scripts from another host
         redoc_url=None,
         lifespan=lifespan,
+        dependencies=[Depends(name_job)],
         generate_unique_id_function=_operation_id,
         responses={"4XX": {"model": shapes.Error}, "5XX": {"model": shapes.Error}},
     )
@@ -109,6 +115,7 @@ def create_app(settings: Settings | None = None, *, build: Callable[[Settings], 
     pages.install(app)
     describe(app)
     app.add_middleware(Gate, services=lambda: app.state.services)
+    app.add_middleware(Trace, traces=lambda: app.state.services.traces)
     app.add_middleware(Edge, loopback=told.is_loopback, root_path=told.root_path)
     app.add_middleware(Measure, meters=lambda: app.state.services.meters)
     return app

@@ -22,6 +22,8 @@ from posttrain_service.settings import Settings, unknown_variables
 from posttrain_service.store.engine import make_engine
 from posttrain_service.store.store import Store
 from posttrain_service.store.upgrade import is_current, upgrade
+from posttrain_service.traces import Traces
+from posttrain_service.traces import make as make_traces
 from posttrain_service.work import inventory
 from posttrain_service.work.access import Access
 from posttrain_service.work.datasets import Datasets
@@ -33,6 +35,7 @@ from posttrain_service.work.leader import Leader
 from posttrain_service.work.loops import Loop
 from posttrain_service.work.made import Models
 from posttrain_service.work.meters import Meters
+from posttrain_service.work.moves import Moves
 from posttrain_service.work.parts import Parts
 from posttrain_service.work.quota import Quota
 from posttrain_service.work.registry import Registry
@@ -93,6 +96,8 @@ class Runtime:
                 log.warning("the %s is still in a round; it ends with the process", loop.name)
         self.leader.release()
         self.store.close()
+        if self.services.traces is not None:
+            self.services.traces.close()
 
     def _stop_jobs(self) -> None:
         for loop in self.loops:
@@ -137,23 +142,24 @@ def build(
     clock = clock or SystemClock()
     engine = make_engine(settings.effective_database_url, busy_timeout_s=settings.database_busy_timeout_s)
     _check_schema(engine)
-    meters = Meters()
-    store = Store(engine, clock, busy_timeout_s=settings.database_busy_timeout_s, on_move=meters.moved)
+    meters, traces = Meters(), make_traces(settings.traces)
+    store = Store(engine, clock, busy_timeout_s=settings.database_busy_timeout_s, on_move=Moves(meters, traces).told)
     pool = tuple(_slots(settings) if slots is None else slots)
-    return _assemble(settings, engine, store, clock, backend or make_backend("local", settings), pool, meters)
+    watch = _Watch(meters, traces)
+    return _assemble(settings, engine, store, clock, backend or make_backend("local", settings), pool, watch)
 
 
 def _assemble(
-    settings: Settings, engine: Engine, store: Store, clock: Clock, backend: LaunchBackend, slots: Sequence[str], meters: Meters
+    settings: Settings, engine: Engine, store: Store, clock: Clock, backend: LaunchBackend, slots: Sequence[str], watch: _Watch
 ) -> Runtime:
-    hints = Hints()
+    hints, meters = Hints(), watch.meters
     leader = Leader(
         store, settings.storage_dir, settings.lease_ttl_s, one_host=engine.dialect.name == "sqlite"
     )
     blobs = Blobs(
         settings.files_dir, max_bytes=settings.max_upload_bytes, reserve_bytes=settings.disk_reserve_bytes
     )
-    shared = _Shared(settings, store, clock, hints, leader, backend, tuple(slots), blobs, Quota(settings, store))
+    shared = _Shared(settings, store, clock, hints, leader, backend, tuple(slots), blobs, Quota(settings, store), watch)
     verbs = Verbs(settings, store, clock, hints)
     sweeper = Sweeper(settings, store, clock, blobs, leader)
     scheduler = Scheduler(settings, store, backend, clock, hints, leader, slots)
@@ -177,6 +183,14 @@ _EVERYBODY = Caller(DEFAULT_OWNER, "admin")
 
 
 @dataclass(frozen=True)
+class _Watch:
+    """Those who are told what happens."""
+
+    meters: Meters
+    traces: Traces | None
+
+
+@dataclass(frozen=True)
 class _Shared:
     """What the use cases of all callers share."""
 
@@ -189,6 +203,7 @@ class _Shared:
     slots: tuple[str, ...]
     blobs: Blobs
     quota: Quota
+    watch: _Watch
 
     @cached_property
     def checker(self) -> Checker:
@@ -237,7 +252,8 @@ def _views(shared: _Shared, health: Health) -> Callable[[Caller], Services]:
             parts=Parts(settings, clock, uploads, caller.sees),
             access=access,
             registry=Registry(settings, store, clock, uploads),
-            meters=health.meters,
+            meters=shared.watch.meters,
+            traces=shared.watch.traces,
         )  # fmt: skip
 
     view = lru_cache(maxsize=256)(make)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 _KEY = re.compile(r"(pt_[0-9a-f]{16})_[A-Za-z0-9_-]{43}")
 _context: ContextVar[dict[str, str] | None] = ContextVar("posttrain_log_context", default=None)
@@ -24,6 +25,21 @@ def log_context(**values: str) -> Iterator[None]:
         yield
     finally:
         _context.reset(token)
+
+
+def add_context(**values: str) -> None:
+    """Put `values` on every line that is logged from now on in this task and in what it starts: for what is known late."""
+    _context.set({**(_context.get() or {}), **values})
+
+
+def context_value(name: str) -> str | None:
+    """What stands on the lines that are logged here under this name."""
+    return (_context.get() or {}).get(name)
+
+
+def fields(**values: object) -> dict[str, Any]:
+    """For a log call's `extra`: values that stand beside the message in JSON; text lines leave them out."""
+    return {"posttrain_fields": values}
 
 
 def set_up_logging(form: Literal["text", "json"] = "text", level: str = "info") -> None:
@@ -40,6 +56,7 @@ def set_up_logging(form: Literal["text", "json"] = "text", level: str = "info") 
         logger = logging.getLogger(name)
         logger.handlers[:] = []
         logger.propagate = True
+    logging.getLogger("uvicorn.access").setLevel(logging.WARNING)  # the edge tells of each request, with more of it
 
 
 class TextFormatter(logging.Formatter):
@@ -54,12 +71,14 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, the context's values, traceback."""
+    """One JSON object a line: time, level, logger, message, the context's values and the line's own, traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line."""
-        data: dict[str, str] = {
+        own: Mapping[str, object] = getattr(record, "posttrain_fields", {})
+        data: dict[str, object] = {
             **(_context.get() or {}),
+            **{name: value for name, value in own.items() if _is_plain(value)},
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -68,6 +87,11 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             data["traceback"] = self.formatException(record.exc_info)
         return without_keys(json.dumps(data, ensure_ascii=False))
+
+
+def _is_plain(value: object) -> bool:
+    """Whether JSON has the value; None is left out."""
+    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def without_keys(text: str) -> str:

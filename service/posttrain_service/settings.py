@@ -53,6 +53,8 @@ class Settings(BaseSettings):
     """Form of the server's own log lines."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe of the server's own log lines."""
+    traces: Literal["off", "otlp"] = "off"
+    """Whether requests and jobs become traces: otlp sends them to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names (extra `otel`)."""
 
     # Queue and supervision.
     cpu_slots: Annotated[int, Field(ge=1, le=1024)] = 1

@@ -192,7 +192,7 @@ class Lab:
         for attempt in self.run_dir(job).attempts():
             lines += [f"{path.name}: {path.read_text()[-1500:]}" for path in sorted(attempt.path.glob("*.json"))]
             lines.append(attempt.torchrun_log.read_text(errors="replace")[-1500:])
-        return "\n".join([*lines, "".join(line for line in self.server.lines[-400:] if "uvicorn.access" not in line)])
+        return "\n".join([*lines, "".join(line for line in self.server.lines[-400:] if " api.access: " not in line)])
 
     def close(self) -> None:
         """End everything that belongs to this lab."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
+from posttrain_service.logs import context_value
 from posttrain_service.wire.errors import error_body
 from posttrain_service.wire.text import to_json
 
@@ -32,6 +33,6 @@ def error_answer(
     headers: Mapping[str, str] | None = None,
     retry: bool = False,
 ) -> Answer:
-    """An error in the envelope of every face."""
-    body = error_body(message, status=status, code=code, param=param, errors=errors)
+    """An error in the envelope of every face, with the id under which the server's log has the request."""
+    body = error_body(message, status=status, code=code, param=param, errors=errors, request_id=context_value("request"))
     return Answer(body, status, {SHOULD_RETRY: "true" if retry else "false", **(headers or {})})

@@ -9,6 +9,7 @@ from fastapi import Depends, Header, Request
 from starlette.exceptions import HTTPException
 
 from posttrain_service.errors import InvalidRequest
+from posttrain_service.logs import add_context
 from posttrain_service.work.services import Services
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
@@ -28,6 +29,13 @@ _MEDIA: dict[str, Format] = {
 
 def _services(request: Request) -> Services:
     return cast(Services, request.state.services)  # as the gate found them to be for this caller
+
+
+async def name_job(request: Request) -> None:
+    """Put the job that the path names on every log line of the request."""
+    for name in ("job_uuid", "job_id"):
+        if name in request.path_params:
+            add_context(job=str(request.path_params[name]))
 
 
 Use = Annotated[Services, Depends(_services)]

@@ -1,4 +1,5 @@
-"""The outermost layer: a request id on every answer, the guard against foreign web pages, and the last catch.
+"""The layer around the application: a request id on every answer and every log line, a line for each request, the guard
+against foreign web pages, and the last catch.
 
 Plain ASGI, so that streams pass through unbuffered.
 """
@@ -8,7 +9,8 @@ from __future__ import annotations
 import ipaddress
 import logging
 import re
-from collections.abc import MutableMapping
+import time
+from collections.abc import Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,13 +20,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from posttrain_service.api.answers import Answer, error_answer
 from posttrain_service.ids import new_request_id
-from posttrain_service.logs import log_context
+from posttrain_service.logs import fields, log_context
 
 logger = logging.getLogger(__name__)
+access = logging.getLogger("posttrain_service.api.access")
 
 REQUEST_ID = "x-request-id"
 MAX_JSON_BYTES = 64 * 1024 * 1024
 """Largest body of a request that isn't an upload; larger data sets are uploaded as files."""
+
+_ASKED_OFTEN = ("/health/live", "/health/ready", "/metrics")
 
 _SENT_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -55,32 +60,41 @@ class Edge:
         headers = Headers(scope=scope)
         sent = headers.get(REQUEST_ID, "")
         request_id = sent if _SENT_ID.fullmatch(sent) else new_request_id()
-        started = False
+        status = 0
+        began = time.monotonic()
 
         async def send_with_id(message: Message) -> None:
-            nonlocal started
+            nonlocal status
             if message["type"] == "http.response.start":
-                started = True
+                status = message["status"]
                 _mark(message, request_id)
             await send(message)
 
         with log_context(request=request_id):
-            refusal = _foreign(headers) if self.loopback else None
-            if refusal is not None:
-                await refusal(scope, receive, send_with_id)
-                return
             try:
-                await self.app(scope, _capped(scope, headers, receive), send_with_id)
-            except Exception:
-                logger.exception("%s %s failed", scope["method"], scope["path"])
-                if started:
-                    raise
-                answer = error_answer(
-                    500,
-                    f"the server failed on this request; its log has the reason under {request_id}",
-                    code="internal_error",
-                )
-                await answer(scope, receive, send_with_id)
+                await self._answer(scope, headers, receive, send_with_id, request_id, lambda: status != 0)
+            finally:
+                _tell(scope, status, time.monotonic() - began)
+
+    async def _answer(
+        self, scope: Scope, headers: Headers, receive: Receive, send: Send, request_id: str, has_begun: Callable[[], bool]
+    ) -> None:
+        refusal = _foreign(headers) if self.loopback else None
+        if refusal is not None:
+            await refusal(scope, receive, send)
+            return
+        try:
+            await self.app(scope, _capped(scope, headers, receive), send)
+        except Exception:
+            logger.exception("%s %s failed", scope["method"], scope["path"])
+            if has_begun():
+                raise
+            answer = error_answer(
+                500,
+                f"the server failed on this request; its log has the reason under {request_id}",
+                code="internal_error",
+            )
+            await answer(scope, receive, send)
 
 
 def is_loopback_host(host: str) -> bool:
@@ -112,6 +126,19 @@ def _host_of(url: str) -> str:
         return urlsplit(url).hostname or ""
     except ValueError:
         return ""
+
+
+def _tell(scope: Scope, status: int, seconds: float) -> None:
+    """One line for the request; those that machines ask all the time only where it is debugged, or they went wrong."""
+    method, path = str(scope["method"]), str(scope["path"])
+    ids = scope.get("path_params", {})
+    told = fields(
+        method=method, path=path, route=getattr(scope.get("route"), "path", None), status=status or None,
+        duration_ms=round(1000 * seconds, 1), client=(scope.get("client") or (None,))[0], job=ids.get("job_uuid") or ids.get("job_id"),
+    )  # fmt: skip
+    level = logging.DEBUG if path.endswith(_ASKED_OFTEN) and 0 < status < 400 else logging.INFO
+    how = str(status) if status else "left by its caller"
+    access.log(level, "%s %s: %s in %.1f ms", method, path, how, 1000 * seconds, extra=told)
 
 
 def _mark(message: MutableMapping[str, Any], request_id: str) -> None:

@@ -27,6 +27,7 @@ def error_body(
     code: str,
     param: str | None = None,
     errors: Sequence[Mapping[str, Any]] | None = None,
+    request_id: str | None = None,
 ) -> dict[str, Any]:
     """The envelope; `errors` lists the single faults of a request that has several (lines of data, fields).
 
@@ -35,6 +36,8 @@ def error_body(
     error: dict[str, Any] = {"message": message, "type": error_type(status), "param": param, "code": code}
     if errors is not None:
         error["errors"] = [dict(item) for item in errors]
+    if request_id is not None:
+        error["request_id"] = request_id
     return {"error": error, "detail": message}
 
 

@@ -42,6 +42,8 @@ class ErrorDetail(Shape):
     """Stable name of the error."""
     errors: list[ErrorItem] = []
     """Every single fault, where there are several."""
+    request_id: str | None = None
+    """The id under which the server's log has the request; the header X-Request-Id has it too."""
 
 
 class Error(Shape):

@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 
+from posttrain_service import traces
 from posttrain_service.clock import Clock
 from posttrain_service.domain.checking import is_checking
 from posttrain_service.domain.deadlines import Limits, on_entry
@@ -18,6 +20,7 @@ from posttrain_service.domain.lifecycle import EndReason, JobState
 from posttrain_service.domain.queueing import choose
 from posttrain_service.errors import InvalidRequest, LaunchFailed
 from posttrain_service.launch.backend import LaunchBackend, Plan
+from posttrain_service.logs import log_context
 from posttrain_service.settings import Settings
 from posttrain_service.store.leases import Lease
 from posttrain_service.store.store import Store
@@ -75,9 +78,11 @@ class Scheduler:
         holders = self._store.jobs.live() if self._settings.preemption else None
         choice = choose(queued, live, self._slots, taken, self._clock.now(), live=holders)
         for job, devices in choice.launches:
-            self._launch(job, devices, lease)
+            with log_context(job=job.job_uuid):
+                self._launch(job, devices, lease)
         for victim, job in choice.preemptions:
-            self._preempt(victim, job, lease)
+            with log_context(job=victim.job_uuid):
+                self._preempt(victim, job, lease)
 
     def _launch(self, job: Job, devices: Sequence[str], lease: Lease) -> None:
         try:
@@ -108,7 +113,7 @@ class Scheduler:
             self._backend.start(plan)
         except LaunchFailed as error:
             # The supervisor sees a launch of which nothing came, and judges it.
-            log.error("job %s: %s", job.job_uuid, error.message)
+            log.error("%s", error.message)
             self._store.events.append(job.run_id, NewEvent("warning", error.message, "error", {"attempt": plan.attempt}))
         self._hints.supervisor.give()
 
@@ -164,4 +169,5 @@ def make_plan(backend: LaunchBackend, settings: Settings, job: Job, attempt: int
     run_dir = RunDir(settings.jobs_dir / job.run_id)
     train_args = train_arguments(job.spec, run_dir, settings.base_models_dir)
     torch_args = torch_arguments(job.spec, len(devices))
-    return backend.plan(job.run_id, attempt, run_dir, train_args, torch_args, devices)
+    plan = backend.plan(job.run_id, attempt, run_dir, train_args, torch_args, devices)
+    return replace(plan, env=plan.env | traces.environment(job.spec.get(traces.TRACE), job.run_id, attempt))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from posttrain_service.domain.job import Job
     from posttrain_service.domain.lifecycle import JobState
     from posttrain_service.settings import Settings
+    from posttrain_service.traces import Traces
     from posttrain_service.wire.jobs import JobRequest
     from posttrain_service.wire.openai_request import Asked
     from posttrain_service.work.access import Access
@@ -327,5 +328,7 @@ class Services:
     registry: RegistryService
     meters: Meters = field(default_factory=Meters)
     """Where requests are counted."""
+    traces: Traces | None = None
+    """Where requests become spans; None = nobody asked for them."""
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posttrain_service import traces
 from posttrain_service.clock import Clock
 from posttrain_service.domain.job import Job, NewEvent, RetryPolicy
 from posttrain_service.domain.lifecycle import JobState
@@ -132,7 +133,7 @@ class Submitter:
         try:
             data = place_all(checked, run_dir)
             job = self._make_job(checked, run_id, owner, data, digest)
-            job = replace(job, spec=job.spec | dict(notes or {}))
+            job = replace(job, spec=job.spec | dict(notes or {}) | _trace())
             write_json(run_dir.spec, {"run_id": run_id, "job_uuid": job.job_uuid, **job.spec})
             stored, new = self._store.jobs.insert(job, events, idempotency=key)
         except BaseException:
@@ -274,6 +275,12 @@ class Submitter:
             keep=request.retention.keep,
             retry=_retry(request),
         )
+
+
+def _trace() -> dict[str, str]:
+    """The trace that the request belongs to, for the job to go on with."""
+    context = traces.current()
+    return {} if context is None else {traces.TRACE: context}
 
 
 def _retry(request: JobRequest) -> RetryPolicy:

@@ -25,6 +25,7 @@ from posttrain_service.settings import Settings
 from posttrain_service.store.idempotency import IdempotencyKey
 from posttrain_service.store.leases import Lease
 from posttrain_service.store.store import Store
+from posttrain_service.traces import TRACE
 from posttrain_service.wire.jobs import JobRequest
 from posttrain_service.wire.openai_request import resolve_auto
 from posttrain_service.wire.openai_views import bad_lines
@@ -109,7 +110,7 @@ class Validator:
         except OSError:
             log.exception("the rows of the job cannot be read now; the next round tries again")
             return
-        spec = make_spec(checked, job.spec["data"])
+        spec = make_spec(checked, job.spec["data"]) | {key: job.spec[key] for key in (TRACE,) if key in job.spec}
         run_dir = RunDir(self.settings.jobs_dir / job.run_id)
         write_json(run_dir.spec, {"run_id": job.run_id, "job_uuid": job.job_uuid, **spec})
         told = len(job.warnings)

@@ -16,6 +16,7 @@ from posttrain_service.domain.deadlines import Limits, on_entry
 from posttrain_service.domain.job import Job, NewEvent, Want
 from posttrain_service.domain.lifecycle import EndReason, JobState, Verb, check_verb, is_terminal
 from posttrain_service.errors import Conflict, NotFound, StoreBusy
+from posttrain_service.logs import log_context
 from posttrain_service.runs.folders import remove_tree
 from posttrain_service.settings import Settings
 from posttrain_service.store.store import Store
@@ -126,5 +127,6 @@ def remove(store: Store, settings: Settings, job: Job) -> None:
         forget(store, job.run_id)
         (settings.files_dir / result_file_id(job.run_id)).unlink(missing_ok=True)
     except Conflict as error:  # the file then stays, like any other
-        log.warning("%s", error.message)
+        with log_context(job=job.job_uuid):
+            log.warning("%s", error.message)
     store.jobs.delete(job.run_id)

@@ -21,6 +21,7 @@ from posttrain_service.clock import Clock
 from posttrain_service.domain.job import NewEvent
 from posttrain_service.domain.webhooks import GONE, is_public, named_address, next_try_at
 from posttrain_service.errors import InvalidRequest
+from posttrain_service.logs import log_context
 from posttrain_service.settings import Settings
 from posttrain_service.store.store import Store
 from posttrain_service.store.webhooks import Message
@@ -119,7 +120,8 @@ class Webhooks:
             self.store.webhooks.remove(message)
             self.store.events.append(message.run_id, NewEvent("webhook", f"{host} was told of the job's end", data=data))
             return
-        log.warning("webhook %s to %s, try %d: %s", message.id, host, message.tries + 1, failure)
+        with log_context(run=message.run_id):
+            log.warning("webhook %s to %s, try %d: %s", message.id, host, message.tries + 1, failure)
         again = None if failure.final else next_try_at(message.tries + 1, self.clock.now())
         if again is not None:
             self.store.webhooks.postpone(message, again)

@@ -1,5 +1,6 @@
 """What holds for every route: the envelope, the request id, who may call, and the lifespan."""
 
+import json
 import logging
 import re
 
@@ -11,6 +12,7 @@ from posttrain_service.api.edge import MAX_JSON_BYTES, is_loopback_host
 from posttrain_service.api.errors import status_of
 from posttrain_service.app import create_app
 from posttrain_service.errors import InvalidSettings
+from posttrain_service.logs import JsonFormatter
 from posttrain_service.settings import Settings
 from posttrain_service.wire.shapes import Error, Health, Version
 
@@ -66,7 +68,7 @@ def test_statuses_of_the_services_errors(http, fake, monkeypatch, error, status,
     monkeypatch.setattr(fake.services.jobs, "get", fail)
     answer = http.get(f"{JOBS}/x")
     assert answer.status_code == status == status_of(error)
-    assert answer.json()["error"] == {"message": "m", "type": answer.json()["error"]["type"], "param": None, "code": error.code}
+    assert answer.json()["error"] == {"message": "m", "type": answer.json()["error"]["type"], "param": None, "code": error.code, "request_id": answer.headers["x-request-id"]}
     for name, value in headers.items():
         assert answer.headers[name] == value
 
@@ -94,6 +96,43 @@ def test_what_was_not_foreseen_tells_nothing_and_is_logged(http, fake, monkeypat
     assert "Traceback" not in answer.text
     assert "my-id.1" in answer.json()["error"]["message"]
     assert "secret path" in caplog.text
+
+
+def test_each_request_is_one_line_of_the_log_with_its_ids(http, fake, caplog):
+    made = http.post(JOBS, json=BODY).json()["job_uuid"]
+    with caplog.at_level(logging.DEBUG, logger="posttrain_service"):
+        told = http.get(f"{JOBS}/{made}?x=secret", headers={"x-request-id": "one"})
+        http.get(f"{JOBS}/{made}", headers={"x-request-id": "two"})
+        http.get("/health/live", headers={"x-request-id": "three"})
+    assert told.json()["error"]["request_id"] == "one"
+    found = {record.posttrain_fields["path"]: record for record in caplog.records if record.name == "posttrain_service.api.access"}
+    line = found[f"{JOBS}/{made}"]
+    assert line.levelname == "INFO"
+    assert found["/health/live"].levelname == "DEBUG"
+    values = line.posttrain_fields
+    assert (values["status"], values["route"], values["job"], values["method"]) == (200, JOBS + "/{job_uuid}", made, "GET")
+    assert values["duration_ms"] >= 0
+    assert "secret" not in line.getMessage() + str(values)
+
+
+def test_what_a_route_logs_names_request_and_job(http, fake, monkeypatch, caplog):
+    def shows(job_uuid):
+        logging.getLogger("posttrain_service.x").info("inside")
+        raise RuntimeError("secret path")
+
+    lines = []
+    monkeypatch.setattr(fake.services.jobs, "get", shows)
+    formatted = logging.Handler()
+    formatted.emit = lambda record: lines.append(json.loads(JsonFormatter().format(record)))
+    service = logging.getLogger("posttrain_service")
+    monkeypatch.setattr(service, "handlers", [formatted])
+    with caplog.at_level(logging.INFO, logger="posttrain_service"):
+        answer = http.get(f"{JOBS}/j1", headers={"x-request-id": "r1"})
+    assert answer.json()["error"]["request_id"] == "r1"
+    assert [(line["message"].split(":")[0], line["request"], line["job"]) for line in lines] == [
+        ("inside", "r1", "j1"), (f"GET {JOBS}/j1 failed", "r1", "j1"), (f"GET {JOBS}/j1", "r1", "j1"),
+    ]  # fmt: skip
+    assert lines[-1]["status"] == 500
 
 
 def test_request_ids(http):

@@ -5,7 +5,15 @@ import logging
 
 import pytest
 
-from posttrain_service.logs import JsonFormatter, TextFormatter, log_context, set_up_logging
+from posttrain_service.logs import (
+    JsonFormatter,
+    TextFormatter,
+    add_context,
+    context_value,
+    fields,
+    log_context,
+    set_up_logging,
+)
 
 
 def record(message, *args, error=None):
@@ -43,6 +51,22 @@ def test_context_never_replaces_the_facts():
     with log_context(message="x", level="y"):
         data = json.loads(JsonFormatter().format(record("m")))
     assert (data["message"], data["level"], data["time"]) == ("m", "warning", "2024-05-01T12:00:00.123Z")
+
+
+def test_a_line_s_own_values_stand_beside_the_message_and_what_is_no_json_is_left_out():
+    one = record("m")
+    one.__dict__.update(fields(status=200, seconds=0.5, nothing=None, odd=float("nan"), made=object(), level="x", job="j2"))
+    with log_context(job="j1"):
+        data = json.loads(JsonFormatter().format(one))
+    assert data == {"job": "j2", "status": 200, "seconds": 0.5, "time": data["time"], "level": "warning", "logger": data["logger"], "message": "m"}
+    assert TextFormatter().format(one).endswith(": m")
+
+
+def test_context_that_is_added_lasts_as_long_as_what_is_around_it():
+    with log_context(request="r1"):
+        add_context(job="j1")
+        assert (context_value("request"), context_value("job")) == ("r1", "j1")
+    assert context_value("job") is None
 
 
 def test_tracebacks_are_kept():
