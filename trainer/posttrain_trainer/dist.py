@@ -76,7 +76,7 @@ class World:
         self.local_world_size = facts.local_world_size
         self.device = device
         self.group: distributed.ProcessGroup | None = None
-        self._meshes: dict[bool, DeviceMesh] = {}
+        self._meshes: dict[int, DeviceMesh] = {}
 
     @staticmethod
     @contextmanager
@@ -107,15 +107,15 @@ class World:
         """Whether this is rank 0, which writes and speaks."""
         return self.rank == 0
 
-    def mesh(self, *, replicate: bool = False) -> DeviceMesh:
-        """The ranks as a mesh: one axis to shard over, or `replicate` = every rank a whole copy (shard axis of size 1)."""
-        if replicate not in self._meshes:
-            if replicate:
-                shape, names = (self.world_size, 1), ("replicate", "shard")
-                self._meshes[replicate] = init_device_mesh(self.device.kind, shape, mesh_dim_names=names)
-            else:
-                self._meshes[replicate] = init_device_mesh(self.device.kind, (self.world_size,), mesh_dim_names=("shard",))
-        return self._meshes[replicate]
+    def mesh(self, shard_ranks: int | None = None) -> DeviceMesh:
+        """The ranks as a mesh: one axis to shard over; or copies by `shard_ranks` neighbours that share each, 1 = every rank a copy."""
+        size = shard_ranks or self.world_size
+        if shard_ranks is None and 0 not in self._meshes:
+            self._meshes[0] = init_device_mesh(self.device.kind, (size,), mesh_dim_names=("shard",))
+        elif shard_ranks is not None and shard_ranks not in self._meshes:
+            shape = (self.world_size // size, size)
+            self._meshes[size] = init_device_mesh(self.device.kind, shape, mesh_dim_names=("replicate", "shard"))
+        return self._meshes[shard_ranks or 0]
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Element-wise sum over all ranks in float64; every rank gives as many values."""

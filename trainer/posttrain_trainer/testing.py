@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.distributed.tensor import DTensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from posttrain_trainer.models.templates import CHATML
@@ -118,11 +119,17 @@ def write_rows(path: str | Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A parameter or gradient as one plain tensor, gathered from all ranks where it is sharded."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 _RANK = """
-import runpy, sys
+import os, runpy, sys
 from posttrain_trainer.startup import leave, quick_imports
 with quick_imports():
     sys.argv = sys.argv[1:]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))  # as if the file were run itself
     runpy.run_path(sys.argv[0], run_name="__main__")
 leave(0)
 """

@@ -46,10 +46,18 @@ class LoraArguments(Arguments):
 class FsdpArguments(Arguments):
     """How model state is spread over the ranks (PyTorch FSDP2)."""
 
-    sharding: Literal["full", "grad_op", "none"] = "full"
-    """full: parameters, gradients and optimizer state sharded, parameters freed after each use. grad_op: parameters stay gathered between forward and backward. none: every rank holds a whole copy."""
+    sharding: Literal["full", "grad_op", "hybrid", "none"] = "full"
+    """full: parameters, gradients and optimizer state sharded over all ranks, parameters freed after each use. grad_op: parameters stay gathered between forward and backward. hybrid: sharded like full within groups of ranks, each of which holds a copy (HSDP). none: every rank holds a whole copy."""
+    shard_ranks: Annotated[int, Field(ge=2, le=65536)] | None = None
+    """With hybrid: ranks that share one copy of the model, a divisor of their number; None = the ranks of one host."""
     cpu_offload: bool = False
     """Keep parameters, gradients and optimizer state in host memory; refused where the device is the CPU itself."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.shard_ranks is not None and self.sharding != "hybrid":
+            raise Disagreement("{shard_ranks} has no effect with {sharding} {kind}; use hybrid or leave it out", kind=repr(self.sharding))
+        return self
 
 
 class FullTrainingArguments(Arguments):

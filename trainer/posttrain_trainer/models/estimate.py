@@ -111,8 +111,8 @@ def estimate_memory(
     """
     compute = dtype.itemsize
     master = 4 if args.master_weights else compute
-    shards = 1 if args.fsdp.sharding == "none" else ranks
-    if args.fsdp.sharding == "full":
+    shards = {"none": 1, "hybrid": args.fsdp.shard_ranks or ranks}.get(args.fsdp.sharding, ranks)
+    if args.fsdp.sharding in ("full", "hybrid"):
         gathered = compute * (2 * size.largest_block + size.outside_blocks)
     else:
         gathered = compute * size.parameters

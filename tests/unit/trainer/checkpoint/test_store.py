@@ -23,7 +23,7 @@ from posttrain_trainer.device import Device
 from posttrain_trainer.dist import RankFacts, World
 from posttrain_trainer.models.load import load_model
 from posttrain_trainer.optim.groups import build_optimizer
-from posttrain_trainer.testing import tiny_model
+from posttrain_trainer.testing import tiny_model, whole
 
 torch.set_num_threads(1)
 
@@ -63,7 +63,7 @@ class Setup:
 
     def weights(self) -> dict[str, torch.Tensor]:
         module = self.checkpoints.model.module
-        return {name: tensor.full_tensor().clone() for name, tensor in module.state_dict().items()}
+        return {name: whole(tensor).clone() for name, tensor in module.state_dict().items()}
 
 
 def set_up(base: Path, folder: Path, world: World, *, attempt: int = 1, **knobs) -> Setup:

@@ -19,7 +19,7 @@ def test_a_world_of_one_reduces_and_ends():
         assert world.broadcast({"a": [1, "ü", None], "b": (1, 2)}) == {"a": [1, "ü", None], "b": [1, 2]}
         world.barrier()
         assert world.mesh().shape == (1,)
-        assert world.mesh(replicate=True).shape == (1, 1)
+        assert world.mesh(1).shape == (1, 1)
         assert world.mesh() is world.mesh()
     assert not distributed.is_initialized()
 

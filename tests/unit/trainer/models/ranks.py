@@ -54,7 +54,7 @@ def train(args, device, world, steps=10):
         norms.append((norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item())
         optimizer.step()
         losses.append(world.sum([total])[0] / supervised)
-    return {"losses": losses, "norms": norms, "local": sum(p.to_local().numel() for p in model.module.parameters())}
+    return {"losses": losses, "norms": norms, "local": sum((p.to_local() if hasattr(p, "to_local") else p).numel() for p in model.module.parameters())}
 
 
 def together(world, rank):

@@ -20,7 +20,7 @@ from posttrain_trainer.models.module import TrainModule
 from posttrain_trainer.models.shard import check_sharding, find_blocks
 from posttrain_trainer.models.templates import CHATML
 from posttrain_trainer.optim.groups import build_optimizer
-from posttrain_trainer.testing import tiny_model
+from posttrain_trainer.testing import tiny_model, whole
 
 
 def test_facts_of_a_loaded_model(arguments, device, world):
@@ -45,7 +45,7 @@ def test_tied_embeddings_stay_tied_over_a_step(arguments, device, world, batch):
     with torch.no_grad():
         hidden = torch.randn(1, 64)
     assert sum(p.numel() for group in optimizer.param_groups for p in group["params"]) == 106_816
-    assert head.full_tensor().shape == (512, hidden.shape[1])
+    assert whole(head).shape == (512, hidden.shape[1])
 
 
 def _losses(args, device, world, batch, steps=3):
@@ -140,6 +140,9 @@ def test_a_device_without_fsdp_trains_on_master_weights_too(arguments, device, b
         ("cpu", 1, FsdpArguments(cpu_offload=True), "fsdp.cpu_offload has no meaning on device cpu"),
         ("mps", 2, FsdpArguments(), "trains on one rank only"),
         ("mps", 1, FsdpArguments(cpu_offload=True), "fsdp.cpu_offload is not available"),
+        ("cpu", 4, FsdpArguments(sharding="hybrid"), "fsdp.shard_ranks is not given, and a host has 1"),
+        ("cpu", 4, FsdpArguments(sharding="hybrid", shard_ranks=3), "divide all 4 into several copies, but fsdp.shard_ranks is 3"),
+        ("cpu", 4, FsdpArguments(sharding="hybrid", shard_ranks=4), "use full or none"),
     ],
 )
 def test_sharding_that_the_device_cannot_do(kind, world_size, fsdp, sentence):

@@ -45,6 +45,18 @@ def test_each_rank_keeps_its_share(results):
 
 
 @pytest.mark.slow
+def test_two_copies_of_two_shards_are_one_rank(results, tiny):
+    hybrid = {"hybrid": {"fsdp": {"sharding": "hybrid", "shard_ranks": 2}}}
+    four = [json.loads(out)["runs"]["hybrid"] for out in run_ranks(SCRIPT, 4, str(tiny), json.dumps(hybrid), timeout_s=240)]
+    [one], _ = results
+    alone = one["runs"]["full"]
+    for rank in four:
+        assert rank["losses"] == pytest.approx(alone["losses"], abs=1e-4)
+        assert rank["norms"] == pytest.approx(alone["norms"], rel=1e-3)
+        assert rank["local"] == alone["local"] // 2
+
+
+@pytest.mark.slow
 def test_ranks_talk(results):
     for number, rank in enumerate(results[1]):
         facts = rank["facts"]
