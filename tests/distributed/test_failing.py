@@ -16,8 +16,10 @@ from .conftest import alive, steps_done, wait_for
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # minutes only where others use the machine as well
 
 
-def test_a_folder_that_is_no_model(lab, tmp_path):
+def test_a_folder_that_is_no_model(lab, tmp_path, monkeypatch):
     (tmp_path / "nothing").mkdir()
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     with pytest.raises(ModelNotFound) as caught:
         lab.train(tmp_path / "run", 2, model_path=str(tmp_path / "nothing"))
     assert "nothing" in caught.value.message
@@ -25,6 +27,7 @@ def test_a_folder_that_is_no_model(lab, tmp_path):
     errors = RunDir(tmp_path / "run").attempt(1).errors()
     assert {error["code"] for _, error in errors} == {"model_not_found"}
     assert read_json(RunDir(tmp_path / "run").attempt(1).result) is None
+    assert list((tmp_path / "temporary").iterdir()) == [], "torchrun left something behind"
 
 
 def test_bad_rows_are_told_with_their_lines_by_the_rank_that_read_them(lab, tmp_path):

@@ -40,5 +40,7 @@ def torchrun_argv(python: str, args: TorchrunArguments, attempt_dir: Path) -> li
         argv += [f"--master-addr={args.master_addr}", f"--master-port={args.master_port}"]
     else:
         argv += ["--standalone"]
-    argv += [f"--shutdown-timeout={args.shutdown_timeout_s}", "-m", "posttrain_trainer", "rank", str(attempt_dir)]
+    # Its own notes go into the attempt's folder: otherwise each run leaves a folder behind in the system's temporary one.
+    argv += [f"--log-dir={attempt_dir / 'torchelastic'}", f"--shutdown-timeout={args.shutdown_timeout_s}"]
+    argv += ["-m", "posttrain_trainer", "rank", str(attempt_dir)]
     return argv

@@ -10,6 +10,7 @@ library (`ckpt_output_dir`):
         run.json heartbeat.json stop.json result.json error-rank-<r>.json exit.json shim.lock run.lock
         metrics.jsonl events.jsonl
         logs/torchrun.log logs/rank-<r>.log
+        torchelastic/              what torchrun notes for itself
     checkpoints/step-000100/       model/ state/ manifest.json (written last)
 """
 

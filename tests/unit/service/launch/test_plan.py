@@ -40,7 +40,7 @@ def test_a_plan_touches_nothing_and_says_everything() -> None:
     made = plan(["gpu:1", "gpu:3"], torch={"nproc_per_node": 2})
     folder = Path("/runs") / RUN_ID / "attempts" / "3"
     assert made.argv == [
-        "/opt/py/bin/python", "-m", "posttrain_trainer", "torchrun", "--nproc-per-node=2", "--standalone", "--shutdown-timeout=330",
+        "/opt/py/bin/python", "-m", "posttrain_trainer", "torchrun", "--nproc-per-node=2", "--standalone", f"--log-dir={folder}/torchelastic", "--shutdown-timeout=330",
         "-m", "posttrain_trainer", "rank", str(folder),
     ]  # fmt: skip
     assert (made.attempt_dir, made.cwd, made.run_id, made.attempt, made.grace_s) == (folder, folder, RUN_ID, 3, 30.0)
