@@ -9,6 +9,7 @@ Shapes: B rows, Q query heads, K key-value heads, S tokens, D head size.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import itertools
 from typing import Any
@@ -19,20 +20,47 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from posttrain_trainer.contract.errors import InvalidArguments
+from posttrain_trainer.device import Device
 
 NAME = "posttrain_documents"
 """The implementation's name, for `attn_implementation`."""
 LENGTHS = "document_lengths"
 """Keyword that carries the lengths: for one row, its documents; for several rows, None (each row is one document)."""
 
+_NAMES = {"sdpa": f"{NAME}_one_by_one", "flash": f"{NAME}_at_once"}  # transformers has plans of its own for names with flash in them
+_VARLEN_DTYPES = (torch.bfloat16, torch.float16)
 _VARLEN_HEAD = 256
 """Largest head that flash attention takes."""
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 
 
 def register() -> None:
-    """Make `attn_implementation="posttrain_documents"` known to transformers; safe to call again."""
+    """Make `attn_implementation="posttrain_documents"` known to transformers, and its variants; safe to call again."""
     AttentionInterface.register(NAME, document_attention)
+    for kernel, name in _NAMES.items():
+        AttentionInterface.register(name, functools.partial(document_attention, kernel=kernel))
+
+
+def choose(model: Any, kernel: str, device: Device, dtype: torch.dtype) -> None:
+    """Let `model` attend by the kernel that was asked for; auto leaves it to the device.
+
+    Args:
+        model: The transformers model, loaded with `attn_implementation=NAME`.
+        kernel: auto, sdpa or flash.
+        device: Where it computes.
+        dtype: Precision of the computation.
+
+    Raises:
+        InvalidArguments: Flash attention does not run there, or not in that precision.
+    """
+    if kernel == "auto":
+        return
+    if kernel == "flash":
+        if device.kind != "cuda":
+            raise InvalidArguments(f"attention flash needs a CUDA device, and this run is on {device.kind}; use auto or sdpa")
+        if dtype not in _VARLEN_DTYPES:
+            raise InvalidArguments(f"attention flash computes in bf16, not in {str(dtype).removeprefix('torch.')}; set dtype to bf16, or use auto or sdpa")
+    model.set_attn_implementation(_NAMES[kernel])
 
 
 def document_attention(
@@ -43,6 +71,8 @@ def document_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
+    *,
+    kernel: str = "auto",
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention inside each document; returns [B, S, Q, D] and no weights.
@@ -52,7 +82,7 @@ def document_attention(
 
     Raises:
         InvalidArguments: The model did not pass the lengths on, passed a mask, is not causal, or needs soft-capping,
-            sinks or a position bias.
+            sinks or a position bias; or flash attention was asked for and cannot do this.
     """
     name = type(module).__name__
     if LENGTHS not in kwargs:
@@ -64,8 +94,13 @@ def document_attention(
             raise InvalidArguments(f"{name} needs {option} in its attention, which is not supported")
     if not (kwargs.get("is_causal") if kwargs.get("is_causal") is not None else getattr(module, "is_causal", True)):
         raise InvalidArguments(f"{name} is not causal; only causal language models can be trained")
-    if _varlen_serves(query_BQSD, dropout):
+    if kernel != "sdpa" and _varlen_serves(query_BQSD, dropout):
         return _varlen(query_BQSD, key_BKSD, value_BKSD, kwargs[LENGTHS], scaling, kwargs.get("sliding_window")), None
+    if kernel == "flash":
+        raise InvalidArguments(
+            f"attention flash cannot serve {name}: it takes heads of up to {_VARLEN_HEAD} numbers without dropout, and a GPU of "
+            "compute capability 8.0; use auto or sdpa"
+        )
     groups = query_BQSD.shape[1] // key_BKSD.shape[1]
     if groups > 1:
         key_BKSD = key_BKSD.repeat_interleave(groups, dim=1)
@@ -80,7 +115,7 @@ def document_attention(
 
 def _varlen_serves(query: Tensor, dropout: float) -> bool:
     """Whether torch's flash attention for documents of varying lengths takes this: one kernel for all of a pack."""
-    if query.device.type != "cuda" or query.dtype not in (torch.bfloat16, torch.float16) or dropout or query.shape[3] > _VARLEN_HEAD:
+    if query.device.type != "cuda" or query.dtype not in _VARLEN_DTYPES or dropout or query.shape[3] > _VARLEN_HEAD:
         return False
     return importlib.util.find_spec("torch.nn.attention.varlen") is not None and torch.cuda.get_device_capability(query.device) >= (8, 0)
 

@@ -95,6 +95,7 @@ def load_model(args: FullTrainingArguments, device: Device, world: World, *, tok
     source = find_model(args.model_path)
     tokenizer = tokenizer if tokenizer is not None else load_tokenizer(args)
     causal, empty = _construct(source, args, device, dtype)
+    attention.choose(causal, args.attention, device, dtype)
     trained = causal if args.lora is None else _adapted(causal, empty, args.lora, args.random_seed)
     autocast = dtype if args.master_weights and not device.can_shard and dtype != torch.float32 else None
     module = TrainModule(trained)

@@ -46,6 +46,7 @@ KNOBS = {
     "device": "cpu",
     "fsdp": {"sharding": "none"},
     "activation_checkpointing": True,
+    "attention": "sdpa",
     "deterministic": True,
     "validation_split": 0.1,
     "validation_every_steps": (5, {"validation_split": 0.1}),
