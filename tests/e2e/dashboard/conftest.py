@@ -41,7 +41,7 @@ for last; do :; done
 case $last in
   estimate) echo '{estimate}' ;;
   inspect) echo '{inspected}' ;;
-  *) echo '{{"version": "0.1.0", "contract": 1, "torch": "2.13.0"}}' ;;
+  *) echo '{{"version": "0.1.0", "contract": 1, "packages": {{"torch": "2.13.0"}}}}' ;;
 esac
 """
 

@@ -9,7 +9,7 @@ import pytest
 
 VIEWS = [
     ("jobs", "#/jobs", "stars-lora16"), ("charts", "#/jobs/{live}", "Throughput"), ("log", "#/jobs/{live}/log", "step 140"),
-    ("new", "#/new", "All other knobs"), ("devices", "#/devices", "In use"), ("spec", "#/jobs/{live}/spec", "default"),
+    ("new", "#/new", "All other knobs"), ("devices", "#/devices", "torch 2.13.0"), ("spec", "#/jobs/{live}/spec", "default"),
     ("checkpoints", "#/jobs/{done}/checkpoints", "step-000300"), ("events", "#/jobs/{done}/events", "queued"), ("compare", "#/compare?jobs={done},{live}", "What differs"),
 ]  # fmt: skip
 ROW = '{"messages": [{"role": "user", "content": "Which star is that?"}, {"role": "assistant", "content": "Vega."}]}'

@@ -16,6 +16,7 @@ const GROUPS = [
 ];
 const DASHES = [null, [6, 4], [2, 3]];
 const MOST_POINTS = 4000;
+const STEPS = [1, 2, 5].flatMap((n) => [0, 1, 2, 3, 4, 5, 6, 7, 8].map((power) => n * 10 ** power)).sort((a, b) => a - b); // no half steps
 
 // Exponential moving average without the pull to zero at its start, as TensorBoard shows it (Kingma & Ba 2015, section 3).
 export function smooth(values, weight) {
@@ -129,7 +130,7 @@ class Chart {
     this.plot = new uPlot({
       width: 400, height: group.wide ? 280 : 190, padding: [8, 18, 0, 0], legend: { show: false }, series: [{}, ...lines],
       scales: { x: { time: false }, y: this.log ? { distr: 3 } : {} },
-      axes: [axis(28, null), axis(58, (plot, ticks) => ticks.map((tick) => (tick === null ? '' : show(tick, 3))))],
+      axes: [{ ...axis(28, null), ...(board.options.axis === 'step' ? { incrs: STEPS } : {}) }, axis(58, (plot, ticks) => ticks.map((tick) => (tick === null ? '' : show(tick, 4))))],
       cursor: { sync: { key: 'board' }, drag: { x: true, y: false, setScale: false }, points: { size: 7 }, bind: { dblclick: () => () => { board.zoom(null); return null; } } },
       hooks: {
         setCursor: [() => this.told(this.plot?.cursor.idx ?? null)],

@@ -22,7 +22,7 @@ export function devicesView() {
       fill(running, live.map(runningRow), live.length ? null : empty(7, 'Nothing runs.'));
       fill(queue, queued.toSorted((a, b) => (a.queue_position ?? 1e9) - (b.queue_position ?? 1e9)).map(queuedRow), queued.length ? null : empty(5, 'Nothing waits.'));
     }, (error) => note(error.message, 'bad'));
-    get('version', {}, signal).then((found) => fill(version, `posttrain ${found.version} · Python ${found.python}`, found.trainer?.torch ? ` · torch ${found.trainer.torch}` : '')).catch(() => fill(version, 'The version could not be asked for.'));
+    get('version', {}, signal).then((found) => fill(version, `posttrain ${found.version} · Python ${found.python}`, Object.entries(found.trainer?.packages ?? {}).map(([name, number]) => (number ? ` · ${name} ${number}` : '')))).catch(() => fill(version, 'The version could not be asked for.'));
   } };
 }
 

@@ -171,7 +171,10 @@ function checkpointRow(job, one) {
   const drop = async () => {
     if (await ask({ title: `Delete ${one.id}?`, text: 'Its files are removed from the server.', ok: 'Delete', kind: 'danger' })) await remove(path);
   };
-  const files = h('details', {}, h('summary', {}, `${one.files.length} files`), h('ul', { class: 'files' }, one.files.map((file) => h('li', {}, h('a', { href: `${path}/files/${file.path}`, onclick: (event) => { event.preventDefault(); download(`${path}/files/${file.path}`, file.path.split('/').pop()); } }, file.path), h('small', {}, bytes(file.size_bytes))))));
+  const files = h('details', {}, h('summary', {}, `${one.files.length} files`), h('ul', { class: 'files' }, one.files.map((file) => {
+    const at = `${path}/files/${file.path.split('/').map(encodeURIComponent).join('/')}`;
+    return h('li', {}, h('a', { href: at, onclick: (event) => { event.preventDefault(); download(at, file.path.split('/').pop()); } }, file.path), h('small', {}, bytes(file.size_bytes)));
+  })));
   const result = job.fine_tuned_model ?? `ft:${job.model}:posttrain::${job.job_uuid}`;
   const further = `#/new?model=${encodeURIComponent(`${result}:ckpt-step-${one.step}`)}`;
   return h('tr', {}, h('td', { class: 'name' }, h('strong', {}, one.id), one.best && h('span', { class: 'tag set' }, 'best'), h('span', { class: 'tag' }, one.kind), files),

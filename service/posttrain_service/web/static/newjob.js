@@ -175,9 +175,12 @@ class DataField {
     const dataset = this.get();
     if (dataset === undefined) { fill(this.told); return; }
     fill(this.told, h('p', { class: 'told' }, 'Looking at every row…'));
-    const body = this.form?.body();
-    try { this.report(await post('post_training/datasets/validate', { dataset, ...(body?.method ? { method: body.method } : {}), ...(body?.model ? { model: body.model } : {}) }, {}, this.signal)); } catch (error) {
-      fill(this.told, h('div', { class: 'box bad' }, error.message));
+    const { method, model, training } = this.form?.body() ?? {};
+    const request = { dataset, ...(method ? { method } : {}), ...(training?.train_on ? { train_on: training.train_on } : {}) };
+    const look = (more) => post('post_training/datasets/validate', { ...request, ...more }, {}, this.signal);
+    try { this.report(await look(model ? { model } : {})); } catch (error) {
+      // Rows can be looked at without a model; only their tokens can't be counted then.
+      try { if (!model || error.param !== 'model') throw error; this.report(await look({})); } catch (second) { fill(this.told, h('div', { class: 'box bad' }, second.message)); }
     }
   }
 

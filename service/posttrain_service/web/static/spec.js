@@ -28,7 +28,7 @@ export function rows(spec) {
   const set = named(spec);
   const { asked, data, ...resolved } = spec; // data: where the service put the rows
   const chosen = (path) => set && [...set].some((name) => path === name || path.startsWith(`${name}.`) || (name.startsWith(`${path}.`)));
-  return leaves(resolved).map(([path, value]) => ({ path, text: typeof value === 'string' ? value : JSON.stringify(value), set: set ? Boolean(chosen(path)) : null }));
+  return leaves(resolved).map(([path, value]) => ({ path, text: typeof value === 'string' ? value : JSON.stringify(value), set: set && !/^(validation_)?dataset\.(report|rows)/.test(path) ? Boolean(chosen(path)) : null })); // a report is found, not set
 }
 
 export function specPanel(job) {
