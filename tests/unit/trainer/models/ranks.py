@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import numpy
 import torch
 
+from posttrain_trainer.checkpoint.state import Progress
+from posttrain_trainer.checkpoint.store import Checkpoints
+from posttrain_trainer.contract.rundir import RunDir
 from posttrain_trainer.contract.spec import FullTrainingArguments
 from posttrain_trainer.data.batch import collate
 from posttrain_trainer.device import Device
@@ -71,7 +75,25 @@ def together(world, rank):
     return [world.together(lambda: rank), told.code, told.rank, kind]
 
 
-def main(model_path, variants):
+def save_filled(args, folder, device, world):
+    """Save adapters whose shards say whose they are, at once and beside training; returns this rank's rows by name."""
+    model = load_model(args, device, world)
+    optimizer = build_optimizer(args, model.module)
+    rows = {}
+    with torch.no_grad():
+        for name, parameter in model.module.named_parameters():
+            if parameter.requires_grad:
+                local = parameter.to_local()
+                local.copy_(torch.arange(local.numel()).view(local.shape) + 100_000 * (world.rank + 1))
+                rows[name] = len(local)
+    for name, wait in (("at-once", True), ("beside", False)):
+        checkpoints = Checkpoints(RunDir(Path(folder) / name), 1, args, "base", world, model, optimizer, print)
+        checkpoints.prepare()
+        checkpoints.save(Progress(step=1), "steps", {}, wait=wait).result()
+    return rows
+
+
+def main(model_path, variants, folder=None):
     torch.set_num_threads(1)
     device = Device.pick("cpu")
     with World.open(device) as world:
@@ -83,8 +105,10 @@ def main(model_path, variants):
         }
         base = {"model_path": model_path, "data_path": "d", "ckpt_output_dir": "o", "dtype": "fp32", "learning_rate": 5e-3}
         runs = {name: train(FullTrainingArguments(**base, **changes), device, world) for name, changes in variants.items()}
+        if folder is not None:
+            facts["rows"] = save_filled(FullTrainingArguments(**base, lora={"rank": 4}, async_save="on"), folder, device, world)
     print(json.dumps({"facts": facts, "runs": runs}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
+    main(sys.argv[1], json.loads(sys.argv[2]), *sys.argv[3:])

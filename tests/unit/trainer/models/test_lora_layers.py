@@ -15,7 +15,7 @@ from posttrain_trainer.models.load import load_model, load_pretrained
 from posttrain_trainer.models.lora import add_lora
 from posttrain_trainer.models.source import find_model
 from posttrain_trainer.optim.groups import build_optimizer
-from posttrain_trainer.testing import tiny_model
+from posttrain_trainer.testing import tiny_model, whole
 
 ALL = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
@@ -79,13 +79,13 @@ def test_rank_and_scale(tiny, rslora, scale):
 def test_training_changes_the_adapter_alone_and_merging_gives_the_same_model(arguments, device, world, batch, dora):
     args = arguments(lora=LoraArguments(rank=4, use_dora=dora), learning_rate=1e-2)
     model = load_model(args, device, world)
-    before = {name: p.full_tensor().detach().clone() for name, p in model.module.named_parameters()}
+    before = {name: whole(p).detach().clone() for name, p in model.module.named_parameters()}
     optimizer = build_optimizer(args, model.module)
     for _ in range(3):
         optimizer.zero_grad()
         model.module(batch(20, 30), cross_entropy).loss_sum.backward()
         optimizer.step()
-    after = {name: p.full_tensor().detach() for name, p in model.module.named_parameters()}
+    after = {name: whole(p).detach() for name, p in model.module.named_parameters()}
     changed = {name for name in after if not torch.equal(after[name], before[name])}
     assert changed == {name for name in after if ".lora_" in name}
 
@@ -95,8 +95,8 @@ def test_training_changes_the_adapter_alone_and_merging_gives_the_same_model(arg
     ids = batch(24).input_ids_BS
     with torch.no_grad():
         adapter, base = (m.eval()(input_ids=ids, use_cache=False, document_lengths=None).logits for m in (fresh, plain))
-        whole = copy.deepcopy(fresh).merge_and_unload()(input_ids=ids, use_cache=False, document_lengths=None).logits
-    assert (whole - adapter).abs().max() < 1e-3
+        merged = copy.deepcopy(fresh).merge_and_unload()(input_ids=ids, use_cache=False, document_lengths=None).logits
+    assert (merged - adapter).abs().max() < 1e-3
     assert (base - adapter).abs().max() > 1e-2
 
 

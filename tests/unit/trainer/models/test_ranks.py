@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from posttrain_trainer.testing import run_ranks
 
@@ -20,9 +22,16 @@ VARIANTS = {
 
 
 @pytest.fixture(scope="module")
-def results(tiny):
+def saved(tmp_path_factory):
+    """Where two ranks save adapters whose shards say whose they are."""
+    return tmp_path_factory.mktemp("saved")
+
+
+@pytest.fixture(scope="module")
+def results(tiny, saved):
     """The same runs on one rank and on two."""
-    return [[json.loads(out) for out in run_ranks(SCRIPT, size, str(tiny), json.dumps(VARIANTS), timeout_s=240)] for size in (1, 2)]
+    argv = str(tiny), json.dumps(VARIANTS)
+    return [[json.loads(out) for out in run_ranks(SCRIPT, size, *argv, *more, timeout_s=240)] for size, more in ((1, ()), (2, (str(saved),)))]
 
 
 @pytest.mark.slow
@@ -42,6 +51,19 @@ def test_each_rank_keeps_its_share(results):
     whole = one["runs"]["full"]["local"]
     assert [rank["runs"]["full"]["local"] for rank in two] == [whole // 2, whole // 2]
     assert [rank["runs"]["none"]["local"] for rank in two] == [whole, whole]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["at-once", "beside"])
+def test_a_saved_adapter_has_the_slices_of_every_rank(results, saved, way):
+    shares = [rank["facts"]["rows"] for rank in results[1]]
+    adapter = load_file(saved / way / "checkpoints" / "step-000001" / "model" / "adapter_model.safetensors")
+    assert len(adapter) == len(shares[0]) > 10
+    for name, share in shares[0].items():
+        tensor = adapter[name.removeprefix("model.").replace(".default", "")]
+        assert len(tensor) == share + shares[1][name]
+        for rank, part in enumerate(tensor.split([share, shares[1][name]])):
+            assert torch.equal(part.flatten(), torch.arange(part.numel()) + 100_000.0 * (rank + 1)), (name, rank)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from posttrain_trainer.models import load
 from posttrain_trainer.models.slices import WeightFiles
 from posttrain_trainer.models.source import find_model
 from posttrain_trainer.optim.groups import build_optimizer
-from posttrain_trainer.testing import run_ranks, tiny_model
+from posttrain_trainer.testing import run_ranks, tiny_model, whole
 
 SCRIPT = Path(__file__).with_name("slices_ranks.py")
 
@@ -37,7 +37,7 @@ def _trained(args, device, world, batch):
         optimizer.step()
         optimizer.zero_grad()
         losses.append(result.loss_sum.item())
-    weights = {name: p.full_tensor().detach() if hasattr(p, "full_tensor") else p.detach() for name, p in model.module.state_dict().items()}
+    weights = {name: whole(p).detach() for name, p in model.module.state_dict().items()}
     return losses, weights, model
 
 
@@ -86,7 +86,7 @@ def test_several_files_untied_weights_and_a_tensor_too_many(arguments, device, w
         loaded = load.load_model(arguments(model_path=str(folder)), device, world)
     assert "spare.weight" in caplog.text
     expected = model.state_dict()
-    found = {name.removeprefix("model."): p.full_tensor() for name, p in loaded.module.named_parameters()}
+    found = {name.removeprefix("model."): whole(p) for name, p in loaded.module.named_parameters()}
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in found)
 
@@ -98,7 +98,7 @@ def test_files_with_other_names_are_loaded_whole(arguments, device, world, tmp_p
     save_file({name.removeprefix("model."): tensor for name, tensor in plain.items()}, path, metadata={"format": "pt"})  # as AutoModel writes them
     loaded = load.load_model(arguments(model_path=str(folder)), device, world)
     found = dict(loaded.module.named_parameters())
-    assert torch.equal(found["model.model.norm.weight"].full_tensor(), plain["model.norm.weight"])
+    assert torch.equal(whole(found["model.model.norm.weight"]), plain["model.norm.weight"])
 
 
 def test_a_file_cut_short_is_named(arguments, device, world, tmp_path):
