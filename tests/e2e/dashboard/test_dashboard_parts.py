@@ -45,6 +45,8 @@ def test_curves_hold_numbers_only_in_order_of_their_axis(module):
     assert module("charts.js", "module.columns(args[0], 'loss', 'minutes')", points) == [[0, 3], [3.0, 2.0]]
     assert module("charts.js", "module.columns(args[0], 'epoch', 'epoch')", points[::-1]) == [[0.5, 1, 1.5], [0.5, 1, 1.5]]
     merged = module("charts.js", "(() => { const run = new module.Run('a', 'a'); args[0].forEach((p) => run.add(p)); return run.ordered(); })()", [{"step": 2, "loss": 1}, {"step": 1, "loss": 2}, {"step": 2, "validation_loss": 3}])
+    thinned = module("charts.js", "(() => { const run = new module.Run('a', 'a'); [1, 2, 3, 4, 5].forEach((step) => run.add({ step })); run.replace([{ step: 1 }, { step: 4 }]); return run.ordered().map((p) => p.step); })()")
+    assert thinned == [1, 4, 5], "what was measured while the server was asked stays"
     assert merged == [{"step": 1, "loss": 2}, {"step": 2, "loss": 1, "validation_loss": 3}]
 
 

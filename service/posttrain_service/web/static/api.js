@@ -162,7 +162,7 @@ export async function repeat(every, signal, action, onError) {
     try { next = (await action()) ?? every; } catch (error) {
       if (signal.aborted || error.name === 'AbortError') return;
       onError(error);
-      next = Math.max(every, 3000);
+      next = Math.max(every, 2000);
     }
     if (next === Infinity) return;
     await rest(next, signal);

@@ -35,6 +35,13 @@ export function smooth(values, weight) {
 export class Run {
   constructor(id, label) { Object.assign(this, { id, label, points: new Map() }); }
   add(point) { this.points.set(point.step, { ...this.points.get(point.step), ...point }); }
+  // Points thinned out by the server in the place of many; what came after them stays.
+  replace(points) {
+    const last = points.length ? points[points.length - 1].step : 0;
+    const newer = [...this.points.values()].filter((point) => point.step > last);
+    this.points = new Map();
+    [...points, ...newer].forEach((point) => this.add(point));
+  }
   ordered() { return [...this.points.values()].sort((a, b) => a.step - b.step); }
 }
 
@@ -215,7 +222,7 @@ function palette() {
 }
 
 // Fill a board with a job's points, and go on with what is measured until the job ends.
-export async function follow(job, board, signal, onPoint = () => {}) {
+export async function follow(job, board, signal) {
   const run = new Run(job.job_uuid, job.name ?? job.job_uuid.slice(0, 8));
   board.add(run);
   const { data } = await get(jobPath(job.job_uuid, '/metrics'), { max_points: MOST_POINTS }, signal);
@@ -224,11 +231,15 @@ export async function follow(job, board, signal, onPoint = () => {}) {
   if (['succeeded', 'failed', 'cancelled'].includes(job.status)) return run;
   // One step back: the validation of the last step is a record of its own, and may come later.
   const last = data.length ? data[data.length - 1].step : 0;
+  let thinning = false;
   stream(jobPath(job.job_uuid, '/metrics'), { query: { after_step: Math.max(0, last - 1) }, signal, onItem: (event, point) => {
     if (event !== 'metric') return;
     run.add(point);
-    onPoint(point);
     board.soon();
+    if (run.points.size > 3 * MOST_POINTS && !thinning) {
+      thinning = true;
+      get(jobPath(job.job_uuid, '/metrics'), { max_points: MOST_POINTS }, signal).then((found) => run.replace(found.data)).finally(() => { thinning = false; });
+    }
   } }).catch(() => { /* the page's own look at the job tells what is wrong */ });
   return run;
 }

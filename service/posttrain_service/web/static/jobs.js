@@ -35,7 +35,7 @@ export function jobsView(query) {
     history.replaceState(null, '', `${location.pathname}${location.search}#/jobs${kept.size ? `?${kept}` : ''}`);
   }
 
-  // Every two seconds the live jobs alone are asked for; all of the list when one came or went, and now and then.
+  // Each time the live jobs alone are asked for; all of the list when one came or went, and now and then.
   let whole = 0;
   let lived = '';
   async function look() {
@@ -88,7 +88,7 @@ export function jobsView(query) {
 
   return { title: 'Jobs', element, start(given) {
     signal = given;
-    repeat(2000, signal, look, (error) => fill(told, error.message)).catch((error) => note(error.message, 'bad'));
+    repeat(1500, signal, look, (error) => fill(told, error.message)).catch((error) => note(error.message, 'bad'));
   } };
 }
 
