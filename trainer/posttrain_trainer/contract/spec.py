@@ -146,6 +146,8 @@ class FullTrainingArguments(Arguments):
     """How model state is spread over the ranks."""
     activation_checkpointing: bool = False
     """Recompute each block's activations in the backward pass instead of keeping them: less memory, more time."""
+    activation_offloading: bool = False
+    """Keep each block's activations in host memory between forward and backward; with activation_checkpointing, its inputs. Refused where the device's memory is the host's."""
     attention: Literal["auto", "sdpa", "flash"] = "auto"
     """Kernel of the attention, which keeps documents apart in any case: auto = flash for all documents of a pack at once where the device has it, else sdpa; sdpa = one call for each document; flash = refused where the device or the precision has none."""
     deterministic: bool = False
@@ -259,7 +261,7 @@ class FullTrainingArguments(Arguments):
         """
         free = {
             "ckpt_output_dir", "data_output_dir", "data_path", "validation_data_path", "model_path", "resume",
-            "device", "fsdp", "activation_checkpointing", "attention", "save_samples", "save_every_steps", "save_every_epoch",
+            "device", "fsdp", "activation_checkpointing", "activation_offloading", "attention", "save_samples", "save_every_steps", "save_every_epoch",
             "keep_last", "keep_best", "best_metric", "async_save", "merge_lora", "loggers", "log_level", "validation_every_steps",
             "max_validation_steps", "max_skipped_steps", "profile_steps",
         }  # fmt: skip

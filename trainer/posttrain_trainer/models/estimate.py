@@ -117,8 +117,8 @@ def estimate_memory(
     else:
         gathered = compute * size.parameters
     per_token = compute * (12 * size.hidden + 4 * size.intermediate)
-    layers = size.layers if not args.activation_checkpointing else 1
-    kept_inputs = size.layers * size.hidden * compute if args.activation_checkpointing else 0
+    layers = 1 if args.activation_checkpointing or args.activation_offloading else size.layers
+    kept_inputs = size.layers * size.hidden * compute if args.activation_checkpointing and not args.activation_offloading else 0
     offload = 0 if args.fsdp.cpu_offload else 1
     weights = offload * size.parameters * master // shards
     if args.lora is not None and args.lora.quantize_base:

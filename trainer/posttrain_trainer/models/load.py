@@ -91,6 +91,8 @@ def load_model(args: FullTrainingArguments, device: Device, world: World, *, tok
         InvalidArguments: Something asked for cannot be done with this model or on this device.
     """
     check_sharding(args.fsdp, world)
+    if args.activation_offloading:
+        memory.check_offloading(device)
     dtype = device.resolve_dtype(args.dtype)
     source = find_model(args.model_path)
     tokenizer = tokenizer if tokenizer is not None else load_tokenizer(args)
@@ -110,6 +112,8 @@ def load_model(args: FullTrainingArguments, device: Device, world: World, *, tok
     blocks = find_blocks(causal, list(causal._no_split_modules or []))
     if args.activation_checkpointing:
         memory.checkpoint_activations(blocks)
+    if args.activation_offloading:
+        memory.offload_activations(blocks)
     total, trainable = _count(module)
     shard(module, blocks, args.fsdp, world, dtype)
     if empty is not None:

@@ -46,6 +46,7 @@ KNOBS = {
     "device": "cpu",
     "fsdp": {"sharding": "none"},
     "activation_checkpointing": True,
+    "activation_offloading": True,
     "attention": "sdpa",
     "deterministic": True,
     "validation_split": 0.1,

@@ -59,6 +59,7 @@ def test_parts_by_arithmetic(arguments):
         ({"optimizer": "sgd"}, {"optimizer"}),
         ({"lora": {"rank": 4}}, {"optimizer", "gradients"}),
         ({"activation_checkpointing": True}, {"activations"}),
+        ({"activation_offloading": True}, {"activations"}),
         ({"master_weights": False}, {"weights", "optimizer", "gradients"}),
         ({"fsdp": {"cpu_offload": True}}, {"weights", "optimizer"}),
     ],
