@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from posttrain_service import errors
 from posttrain_service.api.answers import Answer, error_answer
 from posttrain_service.wire.errors import field_errors, summary
+from posttrain_service.wire.suggest import with_suggestions
 
 _STATUS: dict[type[errors.ServiceError], int] = {
     errors.InvalidRequest: 422,
@@ -77,7 +78,8 @@ def _validation_error(request: Request, error: Exception) -> Answer:
         if item.get("type") == "json_invalid":
             reason = item.get("ctx", {}).get("error", "invalid JSON")
             return error_answer(400, f"the body is not JSON: {reason}", code="invalid_json")
-    faults = field_errors(found, error.body)
+    body = getattr(request.scope.get("route"), "body_field", None)
+    faults = with_suggestions(field_errors(found, error.body), None if body is None else body.field_info.annotation)
     return error_answer(422, summary(faults), code="invalid_request", param=faults[0]["loc"] or None, errors=faults)
 
 

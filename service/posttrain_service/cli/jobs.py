@@ -210,7 +210,12 @@ def metrics(
             _draw(points, chosen)
             return
         columns = ["step", *chosen]
-        show_table(columns, ([point.get(name) for name in columns] for point in points))
+        show_table(columns, ([_short(point.get(name)) for name in columns] for point in points))
+
+
+def _short(value: Any) -> Any:
+    """A measured value with as many digits as mean something; --json has them all."""
+    return f"{value:.5g}" if isinstance(value, float) else value
 
 
 def _verb(name: Literal["cancel", "pause", "resume", "retry"], sentence: str) -> None:

@@ -9,12 +9,14 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from posttrain_service.errors import InvalidRequest
+from posttrain_service.wire.suggest import NO_FIELD, nearest
 from posttrain_trainer.contract.spec import FullTrainingArguments, TorchrunArguments
 
 SECTIONS: dict[str, type[BaseModel]] = {"train_args": FullTrainingArguments, "torch_args": TorchrunArguments}
@@ -57,7 +59,7 @@ def read_profile(path: Path) -> Given:
         else:
             homes = [place for place, model in SECTIONS.items() if name in model.model_fields]
             if not homes:
-                raise InvalidRequest(f"{path}: there is no argument {name!r}")
+                raise InvalidRequest(f"{path}: there is no argument {name!r}{_meant(str(name))}")
             inner, home = {name: value}, homes[0]
         if twice := inner.keys() & given[home].keys():
             raise InvalidRequest(f"{path} gives {', '.join(sorted(twice))} twice")
@@ -80,7 +82,7 @@ def resolve(profile: Given, flags: Given) -> Resolved:
         try:
             value = model.model_validate(merged)
         except ValidationError as error:
-            faults += [_fault(item, named) for item in error.errors()]
+            faults += [_fault(item, named, model) for item in error.errors()]
             continue
         made[section] = value.resolved() if isinstance(value, FullTrainingArguments) else value
         for leaf in _leaves(made[section].model_dump(mode="json")):
@@ -108,12 +110,27 @@ def template(given: Given) -> str:
         for name, info in model.model_fields.items():
             lines.append(f"  # {info.description}")
             if name in given[section]:
-                lines += _lines({name: given[section][name]}, {}, "", "  ")
+                lines += _lines({name: _typed(info, given[section][name])}, {}, "", "  ")
             elif info.is_required():
                 lines.append(f'  {name}: ""  # to be filled in')
             else:
-                lines.append(f"  # {name}: {json.dumps(schema[name].get('default'))}")
+                lines.append(f"  # {name}: {_scalar(schema[name].get('default'))}")
     return "\n".join(lines) + "\n"
+
+
+def _typed(info: FieldInfo, value: Any) -> Any:
+    """A profile's value as its argument has it: YAML reads 2e-5 as text, and it is a number nevertheless."""
+    try:
+        made = TypeAdapter[Any](Annotated[info.annotation, info]).validate_python(value)  # type: ignore[arg-type]
+    except ValidationError:
+        return value  # as it stands, for `config init` on the file to refuse
+    return made if isinstance(made, int | float) else value
+
+
+def _scalar(value: Any) -> str:
+    """A value as YAML reads it back: a number with an exponent needs a point."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text.replace("e", ".0e") if isinstance(value, float) and "e" in text and "." not in text else text
 
 
 def presets() -> list[str]:
@@ -144,10 +161,18 @@ def _upwards(leaf: str) -> Iterator[str]:
         yield ".".join(parts[:count])
 
 
-def _fault(item: Any, named: Mapping[str, str]) -> dict[str, Any]:
+def _meant(name: str) -> str:
+    found = next((like for model in SECTIONS.values() if (like := nearest(model, name)) is not None), None)
+    return "" if found is None else f"; did you mean {found}?"
+
+
+def _fault(item: Any, named: Mapping[str, str], model: type[BaseModel]) -> dict[str, Any]:
     name = ".".join(str(part) for part in item["loc"]) or "together"
     source = next((named[part] for part in _upwards(name) if part in named), None)
     message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        like = nearest(model, name)
+        message = f"{NO_FIELD}; " + ("check the spelling, or leave it out" if like is None else f"did you mean {like}?")
     return {"loc": f"{name} ({source})" if source else name, "message": message}
 
 
@@ -158,4 +183,4 @@ def _lines(values: Mapping[str, Any], sources: Mapping[str, str], prefix: str, i
             yield from _lines(value, sources, f"{prefix}{name}.", indent + "  ")
         else:
             source = sources.get(f"{prefix}{name}")
-            yield f"{indent}{name}: {json.dumps(value, ensure_ascii=False)}" + (f"  # {source}" if source else "")
+            yield f"{indent}{name}: {_scalar(value)}" + (f"  # {source}" if source else "")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain_service.wire.names import real_path
+from posttrain_service.wire.suggest import NO_FIELD
 from posttrain_trainer.contract.base import Disagreement
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 409: "conflict_error"}
@@ -114,7 +115,7 @@ _WANTED |= {"tuple_type": "a list", "list_type": "a list"}
 
 def _message(item: Mapping[str, Any], kind: str, has_path: bool) -> str:
     if kind == "extra_forbidden":
-        return "no such field; check the spelling, or leave it out"
+        return f"{NO_FIELD}; check the spelling, or leave it out"
     if kind == "missing":
         return "is required" if has_path else "the request has no body; send JSON"
     message = f"Input should be {_WANTED[kind]}" if kind in _WANTED else str(item.get("msg", "invalid"))

@@ -77,6 +77,9 @@ def test_curves(run, fake, job):
     assert drawn[15].split() == ["1", "20"]
     assert drawn[-1] == "grad_norm: no value yet"
     assert fake.services.jobs.calls[-1][1]["max_points"] == 2000
+    table = run("jobs", "metrics", "j", "--names", "loss").stdout.splitlines()
+    assert table[3].split() == ["3", "1.3333"]  # as many digits as mean something; --json has all
+    assert json.loads(run("jobs", "metrics", "j", "--json").stdout)[2]["loss"] == 4.0 / 3
 
 
 def test_json_everywhere(run, fake, job, tmp_path):

@@ -135,6 +135,13 @@ def test_what_a_route_logs_names_request_and_job(http, fake, monkeypatch, caplog
     assert lines[-1]["status"] == 500
 
 
+def test_a_misspelt_field_is_told_with_the_one_that_was_meant(http):
+    answer = http.post(JOBS, json=BODY | {"training": {"learning_rat": 1e-4}, "modle": "m"})
+    found = {fault["loc"]: fault["message"] for fault in answer.json()["error"]["errors"]}
+    assert found["training.learning_rat"] == "no such field; did you mean training.learning_rate?"
+    assert found["modle"] == "no such field; did you mean model?"
+
+
 def test_request_ids(http):
     assert http.get("/version", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
     made = [http.get("/version", headers={"x-request-id": sent}).headers["x-request-id"] for sent in ("", "a b", "x" * 129)]
