@@ -7,6 +7,7 @@ import pytest
 
 from posttrain_trainer.contract.errors import CheckpointInvalid, InvalidArguments
 from posttrain_trainer.contract.rundir import RunDir, read_json, write_json
+from posttrain_trainer.testing import tiny_rows, write_rows
 
 from .conftest import alive, copy_run, events, losses, phase, points, steps_done, wait_for
 
@@ -82,14 +83,21 @@ def test_sigterm_writes_a_checkpoint_from_which_the_run_ends_as_if_unbroken(lab,
     assert weights(run_dir) == weights(unbroken(ranks))
 
 
-def test_an_adapter_with_dropout_stops_and_resumes_exactly(lab, tmp_path):
-    knobs = {"lora": {"rank": 2, "dropout": 0.2}, "num_epochs": 1, "save_every_steps": 2}
+def test_an_adapter_with_dropout_stops_by_sigterm_and_resumes_exactly(lab, tmp_path):
+    knobs = {"lora": {"rank": 2, "dropout": 0.2}, "num_epochs": 4, "save_every_steps": 7}
     lab.train(tmp_path / "whole", 2, **knobs)
-    run_dir = copy_run(RunDir(tmp_path / "whole"), tmp_path / "run", drop=("step-000004", "step-000005"))
+    process, attempt, _ = lab.start(tmp_path / "run", 2, **knobs)
+    wait_for(lambda: steps_done(attempt) >= 2, "the second step")
+    process.terminate()
+    process.wait(timeout=120)
+    result = read_json(attempt.result)
+    assert (result["status"], result["want"], attempt.errors()) == ("stopped", "pause", [])
+    assert 2 <= result["steps"] < 20
+    run_dir = RunDir(tmp_path / "run")
     lab.train(run_dir.path, 2, **knobs)
-    before = losses(RunDir(tmp_path / "whole"))
-    assert losses(run_dir, 2) == {step: before[step] for step in (3, 4, 5)}
-    files = [folder / "checkpoints" / "step-000005" / "model" / "adapter_model.safetensors" for folder in (tmp_path / "whole", run_dir.path)]
+    assert list(losses(run_dir, 2)) == list(range(result["steps"] + 1, 21))
+    assert losses(run_dir, 1) | losses(run_dir, 2) == losses(RunDir(tmp_path / "whole"))
+    files = [folder / "checkpoints" / "step-000020" / "model" / "adapter_model.safetensors" for folder in (tmp_path / "whole", run_dir.path)]
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
@@ -117,17 +125,18 @@ def test_a_stop_file_alone_is_obeyed(lab, tmp_path):
     assert RunDir(tmp_path).manifest(result["checkpoint"])["trigger"] == "stop"
 
 
-@pytest.mark.parametrize("when", ["import", "train"])
+@pytest.mark.parametrize("when", ["import", "data", "train"])
 def test_a_stop_while_starting_ends_in_order(lab, tmp_path, when):
-    process, attempt, run_id = lab.start(tmp_path, 2)
+    rows = write_rows(tmp_path / "rows.jsonl", tiny_rows(40_000)) if when == "data" else lab.rows
+    process, attempt, run_id = lab.start(tmp_path, 2, data_path=str(rows))
     # Not before both ranks listen for signals: one that dies of SIGTERM earlier is a lost rank, not a stop.
-    wait_for(lambda: all(begun(attempt, rank) for rank in (0, 1)) and (when == "import" or phase(attempt) == "train"), f"phase {when}")
+    wait_for(lambda: all(begun(attempt, rank) for rank in (0, 1)) and (when == "import" or phase(attempt) == when), f"phase {when}")
     process.terminate()
     process.wait(timeout=60)
     assert alive(run_id) == []
     assert attempt.errors() == []
     assert read_json(attempt.result)["status"] == "stopped"
-    if when == "import":
+    if when != "train":
         assert read_json(attempt.result)["steps"] == 0
         assert RunDir(tmp_path).checkpoint_ids() == []
 

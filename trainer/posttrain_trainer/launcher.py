@@ -21,7 +21,14 @@ from types import FrameType
 
 from posttrain_trainer.contract import CONTRACT_VERSION
 from posttrain_trainer.contract.command import RANK_ENVIRONMENT, torchrun_argv
-from posttrain_trainer.contract.errors import InvalidArguments, LaunchFailed, Lost, ModelNotFound, TrainerError
+from posttrain_trainer.contract.errors import (
+    InvalidArguments,
+    InvalidData,
+    LaunchFailed,
+    Lost,
+    ModelNotFound,
+    TrainerError,
+)
 from posttrain_trainer.contract.events import RunResult
 from posttrain_trainer.contract.locks import Lock, LockHeld, hold, is_held
 from posttrain_trainer.contract.modelpath import neither_here_nor_on_a_hub
@@ -67,14 +74,13 @@ def train_torchrun(
 
     Raises:
         TrainerError: The error of the rank that failed (its code, message, rank and exit code), or LaunchFailed when no
-            rank could say why, or ModelNotFound before anything is started. Without a record of the end, no exit of
+            rank could say why, or ModelNotFound or InvalidData before anything is started. Without a record of the end, no exit of
             torchrun is a success.
         KeyboardInterrupt: Ctrl-C, after the ranks have ended.
     """
     if sys.platform == "win32":
         raise InvalidArguments("posttrain trains on Linux and macOS; on Windows use WSL")
-    if (refusal := neither_here_nor_on_a_hub(train_args.model_path)) is not None:
-        raise ModelNotFound(refusal)
+    _check_paths(train_args)
     run_dir = RunDir(Path(train_args.ckpt_output_dir).expanduser().resolve())
     train_args = train_args.model_copy(update={"ckpt_output_dir": str(run_dir.path)})
     attempt, lock = _enter_attempt(run_dir, torch_args, train_args)
@@ -84,6 +90,16 @@ def train_torchrun(
         return _outcome(run_dir, attempt, code, stopped=stopped)
     finally:
         lock.release()
+
+
+def _check_paths(train_args: FullTrainingArguments) -> None:
+    """Refuse at once what the ranks would find out some ten seconds later."""
+    if (refusal := neither_here_nor_on_a_hub(train_args.model_path)) is not None:
+        raise ModelNotFound(refusal)
+    for name in ("data_path", "validation_data_path"):
+        path = getattr(train_args, name)
+        if path is not None and not Path(path).expanduser().exists():
+            raise InvalidData(f"{name}: there is no file {Path(path).expanduser().absolute()}; rows are read from a file on this machine")
 
 
 def _enter_attempt(run_dir: RunDir, torch_args: TorchrunArguments, train_args: FullTrainingArguments) -> tuple[AttemptDir, Lock]:

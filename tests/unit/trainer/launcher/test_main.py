@@ -93,7 +93,7 @@ def test_train_answers_with_lines_and_stops_when_nobody_waits(tmp_path):
         code, [answer] = ask(line)
         assert code == 1
         assert said in answer["error"]["message"]
-    arguments = {"model_path": "owner/m", "data_path": "d", "ckpt_output_dir": str(tmp_path)}
+    arguments = {"model_path": "owner/m", "data_path": __file__, "ckpt_output_dir": str(tmp_path)}
     code, answers = ask(json.dumps({"train_args": arguments, "stop_at_eof": True}))
     # The end of stdin is there at once: the run ends before it does anything, by its own record or by the signal.
     assert code == 0 or code == -15

@@ -47,7 +47,7 @@ class Lab:
         return train_torchrun(TorchrunArguments(**torch_args), self.args(), python=self.python(body))
 
     def args(self, **knobs) -> FullTrainingArguments:
-        return FullTrainingArguments(model_path="owner/m", data_path="d", ckpt_output_dir=str(self.run_dir.path), **knobs)
+        return FullTrainingArguments(model_path="owner/m", data_path=__file__, ckpt_output_dir=str(self.run_dir.path), **knobs)
 
 
 def test_a_completed_run_returns_its_record(lab):
@@ -198,6 +198,14 @@ def test_a_model_that_can_be_nowhere_starts_nothing(lab):
     for path in ("nope", "../nope", str(lab.folder / "nope")):
         with pytest.raises(ModelNotFound, match=r"there is no folder /.*nope"):
             train_torchrun(TorchrunArguments(), lab.args().model_copy(update={"model_path": path}), python=lab.python("write('result.json', {})"))
+    assert not lab.run_dir.path.exists()
+
+
+@pytest.mark.parametrize("name", ["data_path", "validation_data_path"])
+def test_rows_that_are_not_there_start_nothing(lab, name):
+    args = lab.args().model_copy(update={name: "nope.jsonl"})
+    with pytest.raises(InvalidData, match=rf"^{name}: there is no file /.*/nope\.jsonl"):
+        train_torchrun(TorchrunArguments(), args, python=lab.python("write('result.json', {})"))
     assert not lab.run_dir.path.exists()
 
 
