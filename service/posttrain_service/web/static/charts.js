@@ -102,7 +102,7 @@ export class Board {
   draw() {
     const runs = [...this.runs.values()].map((run, at) => ({ run, at, points: run.ordered() }));
     const groups = GROUPS.filter((group) => group.names.some(([name]) => runs.some(({ points }) => points.some((point) => Number.isFinite(point[name])))));
-    const series = groups.map((group) => runs.flatMap(({ run, at, points }) => group.names.map(([name, label], kind) => ({ run, at, kind, label, data: columns(points, name, this.options.axis) }))).filter((one) => one.data[0].length));
+    const series = groups.map((group) => runs.flatMap(({ run, at, points }) => group.names.map(([name, label], kind) => ({ run, at, kind, label, rough: !/^validation|^learning_rate/.test(name), data: columns(points, name, this.options.axis) }))).filter((one) => one.data[0].length));
     const shape = JSON.stringify([groups.map((group) => group.title), series.map((list) => list.map((one) => [one.run.id, one.kind]))]);
     this.empty.classList.toggle('hidden', groups.length > 0);
     if (shape !== this.shape) {
@@ -130,13 +130,13 @@ class Chart {
       const few = one.data[0].length < 40;
       const dash = board.runs.size > 1 ? DASHES[one.kind] : null;
       const base = { stroke, dash, spanGaps: true, points: { show: few, size: 5, fill: stroke } };
-      return smoothing ? [{ ...base, stroke: `${stroke}55`, width: 1, points: { show: false } }, { ...base, width: 2, points: { show: false } }] : [{ ...base, width: 2 }];
+      return smoothing && one.rough ? [{ ...base, stroke: `${stroke}55`, width: 1, points: { show: false } }, { ...base, width: 2, points: { show: false } }] : [{ ...base, width: 2 }];
     });
     const show = group.show ?? number;
     const axis = (size, values) => ({ stroke: colours.muted, grid: { stroke: colours.line, width: 1 }, ticks: { show: false }, font: '11px Inter, sans-serif', size, values });
     this.plot = new uPlot({
       width: 400, height: group.wide ? 280 : 190, padding: [8, 18, 0, 0], legend: { show: false }, series: [{}, ...lines],
-      scales: { x: { time: false }, y: this.log ? { distr: 3 } : {} },
+      scales: { x: { time: false }, y: this.log ? { distr: 3, range: (plot, low, high) => (low === null ? [0.1, 1] : [low * 0.97, high * 1.03]) } : {} },
       axes: [{ ...axis(28, null), ...(board.options.axis === 'step' ? { incrs: STEPS } : {}) }, axis(58, (plot, ticks) => ticks.map((tick) => (tick === null ? '' : show(tick, 4))))],
       cursor: { sync: { key: 'board' }, drag: { x: true, y: false, setScale: false }, points: { size: 7 }, bind: { dblclick: () => () => { board.zoom(null); return null; } } },
       hooks: {
@@ -161,8 +161,8 @@ class Chart {
 
   data() {
     const positive = (values) => (this.log ? values.map((value) => (value > 0 ? value : null)) : values);
-    const tables = this.series.flatMap(({ data: [xs, ys] }) => {
-      const smoothed = this.board.options.smoothing ? [[xs, positive(smooth(ys, this.board.options.smoothing))]] : [];
+    const tables = this.series.flatMap(({ rough, data: [xs, ys] }) => { // a validation is a mean over its whole set already
+      const smoothed = this.board.options.smoothing && rough ? [[xs, positive(smooth(ys, this.board.options.smoothing))]] : [];
       return [[xs, positive(ys)], ...smoothed];
     });
     return uPlot.join(tables);
