@@ -22,6 +22,7 @@ from posttrain_service.cli.common import (
 )
 from posttrain_service.cli.plot import plot
 from posttrain_service.cli.request import read_request, with_settings
+from posttrain_service.cli.tensorboard import tensorboard
 from posttrain_service.cli.watching import (
     RETRY_FOR_S,
     RetryOption,
@@ -270,6 +271,9 @@ def download(
             show_json({"job_uuid": job_uuid, "checkpoint": chosen, "path": str(saved), "size_bytes": saved.stat().st_size})
         else:
             print(saved)
+
+
+app.command("tensorboard")(tensorboard)
 
 
 def _newest(client: Client, job_uuid: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +35,7 @@ from posttrain_service.client.base import (
     stream_headers,
     validation,
 )
+from posttrain_service.client.curves import CURVES, draw
 from posttrain_service.client.sync import Watched
 
 
@@ -124,6 +125,22 @@ class AsyncClient:
         """Metrics points by step."""
         found: list[JSON] = (await self._json("GET", f"{job_path(job_uuid)}/metrics", params=query))["data"]
         return found
+
+    async def plot(self, job_uuid: str, *, names: Sequence[str] = CURVES, axes: Any = None) -> Any:
+        """The job's curves by step as a matplotlib figure, for notebooks.
+
+        Args:
+            job_uuid: The job.
+            names: Which values of the metrics points.
+            axes: Axes to draw on; None = new ones.
+
+        Returns:
+            The axes.
+
+        Raises:
+            InvalidRequest: matplotlib is not installed.
+        """
+        return draw(await self.metrics(job_uuid, names=",".join(names)), names, job_uuid, axes)
 
     async def checkpoints(self, job_uuid: str) -> list[JSON]:
         """Complete checkpoints by step."""

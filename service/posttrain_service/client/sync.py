@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +35,7 @@ from posttrain_service.client.base import (
     stream_headers,
     validation,
 )
+from posttrain_service.client.curves import CURVES, draw
 
 
 class Client:
@@ -123,6 +124,22 @@ class Client:
         """Metrics points by step."""
         found: list[JSON] = self._json("GET", f"{job_path(job_uuid)}/metrics", params=query)["data"]
         return found
+
+    def plot(self, job_uuid: str, *, names: Sequence[str] = CURVES, axes: Any = None) -> Any:
+        """The job's curves by step as a matplotlib figure, for notebooks.
+
+        Args:
+            job_uuid: The job.
+            names: Which values of the metrics points.
+            axes: Axes to draw on; None = new ones.
+
+        Returns:
+            The axes.
+
+        Raises:
+            InvalidRequest: matplotlib is not installed.
+        """
+        return draw(self.metrics(job_uuid, names=",".join(names)), names, job_uuid, axes)
 
     def checkpoints(self, job_uuid: str) -> list[JSON]:
         """Complete checkpoints by step."""

@@ -1,5 +1,6 @@
 """Looking on from the command line: states, events, curves, JSON everywhere, and a server that goes away meanwhile."""
 
+import contextlib
 import dataclasses
 import json
 import threading
@@ -8,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from posttrain_service.app import create_app
+from posttrain_service.cli import tensorboard
 from posttrain_service.cli.main import app
 from posttrain_service.domain.lifecycle import EndReason, JobState
 from posttrain_service.wire.jobs import JobRequest
@@ -125,3 +127,40 @@ def test_a_log_goes_on_from_the_same_byte_when_the_server_comes_back(fake, setti
     assert (followed.exit_code, followed.stdout) == (0, "one\ntwo\n"), followed.output
     assert "waiting for it to come back" in followed.stderr
     assert streams.asked[-1][1]["after"] == "1:4"
+
+
+def test_metrics_become_event_files_of_tensorboard(run, fake, job, tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    fake.services.jobs.points = [
+        {"v": 1, "attempt": 1, "step": n, "epoch": 0.5, "time": 10.0 + n, "loss": 4.0 / n, "grad_norm": None, "skipped": False} for n in (1, 2)
+    ]
+    assert run("jobs", "tensorboard", "j", "--write-only", "--logdir", str(tmp_path)).stdout == f"{tmp_path / 'j'}\n"
+    events = accumulator.EventAccumulator(str(tmp_path / "j"))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == {"epoch", "loss"}
+    assert [(one.step, one.value, one.wall_time) for one in events.Scalars("loss")] == [(1, 4.0, 11.0), (2, 2.0, 12.0)]
+    assert "--logdir" in run("jobs", "tensorboard", "j", "--write-only", code=1).stderr
+    assert "nobodys" in run("jobs", "tensorboard", "nobodys", "--write-only", "--logdir", str(tmp_path), code=1).stderr
+    assert not (tmp_path / "nobodys").exists()
+
+
+def test_tensorboard_is_started_on_the_files_and_gets_what_is_measured(run, fake, job, tmp_path, monkeypatch):
+    started = []
+
+    class Shown(contextlib.nullcontext):
+        def __init__(self, argv):
+            super().__init__(self)
+            started.append(argv)
+
+        def wait(self):
+            started.append(sorted(path.parent.name for path in tmp_path.rglob("*tfevents*")))
+
+        def terminate(self):
+            started.append("ended")
+
+    monkeypatch.setattr(tensorboard.subprocess, "Popen", Shown)
+    fake.services.streams.items = [StreamItem("metric", {"step": 1, "time": 1.0, "loss": 1.0}, "1:1"), DONE]
+    assert "has ended" in run("jobs", "tensorboard", "j", "--logdir", str(tmp_path), "--port", "0").stderr
+    argv, folders, end = started
+    assert argv[1:] == ["-m", "tensorboard.main", "--logdir", str(tmp_path), "--host", "127.0.0.1", "--port", "0"]
+    assert (folders, end) == (["j"], "ended")

@@ -24,7 +24,6 @@ BODY = {"model": "m", "dataset": "file-1"}
     ("method", "path", "status"),
     [
         ("GET", "/nothing", 404),
-        ("GET", "/", 404),
         ("PUT", JOBS, 405),
         ("POST", "/v1/files/x", 405),
         ("GET", f"{JOBS}/a/b/c/d", 404),

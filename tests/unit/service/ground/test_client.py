@@ -2,12 +2,15 @@
 
 import asyncio
 import inspect
+import sys
 
 import httpx
 import pytest
 
 from posttrain_service.client import ApiError, AsyncClient, Client, ServerGone
 from posttrain_service.client import base as parts
+from posttrain_service.client.curves import draw
+from posttrain_service.errors import InvalidRequest
 
 BASE = "http://127.0.0.1:1"
 END = b'event: end\ndata: {"status": "succeeded", "reason": "completed"}\n\n'
@@ -98,3 +101,57 @@ def test_waiting_tells_the_progress():
     with Client(BASE, transport=httpx.MockTransport(Server(event(1) + event(2) + END))) as client:
         assert client.wait("j", progress=seen.append)["status"] == "succeeded"
     assert [point["step"] for point in seen] == [1, 2]
+
+
+class Axes:
+    """What `draw` asks of matplotlib's axes."""
+
+    def __init__(self):
+        self.lines, self.said = [], {}
+
+    def plot(self, steps, values, label, marker):
+        self.lines.append((label, steps, values))
+
+    def set_xlabel(self, text):
+        self.said["x"] = text
+
+    def set_title(self, text):
+        self.said["title"] = text
+
+    def get_legend_handles_labels(self):
+        return [], [label for label, *_ in self.lines]
+
+    def legend(self):
+        self.said["legend"] = True
+
+
+POINTS = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": None, "validation_loss": 1.5}, {"step": 3, "loss": 1.0}]
+
+
+def test_curves_of_a_job_are_drawn_on_the_axes_that_are_given():
+    def points(request):
+        assert request.url.params["names"] == "loss,validation_loss"
+        return httpx.Response(200, json={"data": POINTS})
+
+    with Client(BASE, transport=httpx.MockTransport(points)) as client:
+        drawn = client.plot("j", axes=Axes())
+
+    async def awaited():
+        async with AsyncClient(BASE, transport=httpx.MockTransport(points)) as client:
+            return await client.plot("j", axes=Axes())
+
+    for axes in (drawn, asyncio.run(awaited())):
+        assert axes.lines == [("loss", [1, 3], [2.0, 1.0]), ("validation_loss", [2], [1.5])]
+        assert axes.said == {"x": "step", "title": "j", "legend": True}
+
+
+def test_without_matplotlib_a_plot_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(InvalidRequest, match="pip install matplotlib"):
+        draw(POINTS, ["loss"], "j")
+
+
+def test_with_matplotlib_there_is_a_figure():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    assert [line.get_label() for line in draw(POINTS, ["loss"], "j").get_lines()] == ["loss"]
