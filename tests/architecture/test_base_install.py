@@ -39,8 +39,11 @@ def test_every_module_of_the_service_imports_without_torch() -> None:
         """
         import importlib, json, pkgutil, posttrain_service, posttrain_trainer.contract as contract
         names = [m.name for p in (posttrain_service, contract) for m in pkgutil.walk_packages(p.__path__, p.__name__ + ".")]
+        # Only a stack that is installed loads these: they are made of its types, and tested inside it.
+        inside = {f"posttrain_service.adapters.llama_stack.{part}" for part in ("bridge", "by_keyword", "by_request")}
+        assert inside <= set(names)
         for name in names:
-            if not name.endswith("__main__") and "._migrations" not in name:
+            if not name.endswith("__main__") and "._migrations" not in name and name not in inside:
                 importlib.import_module(name)
         print(json.dumps(len(names)))
         """

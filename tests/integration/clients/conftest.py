@@ -156,6 +156,18 @@ def table() -> Any:
     return _module("table")
 
 
+@pytest.fixture(scope="session")
+def stand_in_settings() -> Callable[[Path], Settings]:
+    """Makes settings with a tiny model and a trainer that only stands in, below a folder."""
+    return _settings
+
+
+@pytest.fixture(name="until", scope="session")
+def _until() -> Callable[..., Any]:
+    """Waits for something that another process or thread does."""
+    return until
+
+
 @pytest.fixture(name="row")
 def _row() -> Callable[..., dict[str, Any]]:
     """Makes a chat row."""

@@ -1,0 +1,1 @@
+"""Parts that other servers load into their own process."""
