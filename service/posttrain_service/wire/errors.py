@@ -61,6 +61,8 @@ def field_errors(
         same = next((known for known in faults if known.in_union and fault.in_union and known.path == fault.path), None)
         if same is None:
             faults.append(fault)
+        elif same.kind in _BAD_TEXT and fault.kind in _WANTED:
+            continue  # text was sent and is bad text: that something else would do as well helps nobody
         elif fault.message not in same.messages:
             same.messages.append(fault.message)
     told = [fault for fault in faults if not (fault.in_union and any(_is_inside(other, fault) for other in faults))]
@@ -112,12 +114,16 @@ _SOURCES = ("body", "query", "path", "header")
 _WANTED = {"model_type": "an object", "model_attributes_type": "an object", "dict_type": "an object"}
 _WANTED |= {"tuple_type": "a list", "list_type": "a list"}
 
+_BAD_TEXT = frozenset({"string_too_short", "string_too_long", "string_pattern_mismatch"})
+
 
 def _message(item: Mapping[str, Any], kind: str, has_path: bool) -> str:
     if kind == "extra_forbidden":
         return f"{NO_FIELD}; check the spelling, or leave it out"
     if kind == "missing":
         return "is required" if has_path else "the request has no body; send JSON"
+    if kind in ("string_too_short", "too_short") and item.get("input") in ("", [], (), {}):
+        return "must not be empty"
     message = f"Input should be {_WANTED[kind]}" if kind in _WANTED else str(item.get("msg", "invalid"))
     message = message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if kind not in ("value_error", "assertion_error") and "input" in item:

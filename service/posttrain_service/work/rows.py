@@ -109,8 +109,16 @@ def report_json(report: RowReport) -> dict[str, Any]:
         "warnings": [
             {"message": f"rows hold {sentence}", "rows": remark.rows, "lines": list(remark.lines)}
             for sentence, remark in report.remarks.items()
-        ],
+        ] + [{"message": sentence, "rows": sum(report.formats.values()), "lines": [1]} for sentence in mixed(report)],
     }
+
+
+def mixed(report: RowReport) -> list[str]:
+    """A sentence where the rows have several shapes: that is allowed, and more often an accident than meant."""
+    if len(report.formats) < 2:
+        return []
+    shapes = ", ".join(f"{count} {name}" for name, count in sorted(report.formats.items(), key=lambda pair: (-pair[1], pair[0])))
+    return [f"rows have several shapes ({shapes}); each is trained on as what it is"]
 
 
 def errors_json(report: RowReport) -> list[dict[str, Any]]:
@@ -146,7 +154,7 @@ def refuse_bad_rows(report: RowReport, param: str, *, skip: bool, max_invalid_ro
     """
     warnings = [
         f"{param}: {remark.rows} rows hold {sentence} ({_lines(remark)})" for sentence, remark in report.remarks.items()
-    ]
+    ] + [f"{param}: {sentence}" for sentence in mixed(report)]
     if report.valid:
         return warnings
     good = report.rows - report.num_errors

@@ -141,6 +141,14 @@ def test_a_misspelt_field_is_told_with_the_one_that_was_meant(http):
     assert found["modle"] == "no such field; did you mean model?"
 
 
+@pytest.mark.parametrize(("field", "empty"), [("dataset", ""), ("model", ""), ("dataset.rows", [])])
+def test_an_empty_value_is_one_sentence(http, field, empty):
+    body = BODY | ({"dataset": {"rows": empty}} if "." in field else {field: empty})
+    error = http.post(JOBS, json=body).json()["error"]
+    assert error["errors"] == [{"loc": field, "message": "must not be empty"}]
+    assert error["message"] == f"{field}: must not be empty"
+
+
 def test_request_ids(http):
     assert http.get("/version", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
     made = [http.get("/version", headers={"x-request-id": sent}).headers["x-request-id"] for sent in ("", "a b", "x" * 129)]

@@ -118,3 +118,14 @@ def test_placed_inline_rows_are_lines(tmp_path):
 def test_keys_that_mean_nothing_are_listed_in_the_report():
     report = rows.Checker(10**6).report(rows.inline([GOOD | {"source": "web"}, GOOD], 10), SftMethod())
     assert rows.report_json(report)["ignored"] == {"source": 1}
+
+
+def test_rows_of_several_shapes_are_allowed_and_told(tmp_path):
+    lines = [GOOD, GOOD, {"prompt": "a", "completion": "b"}]
+    report = rows.Checker(10**6).report(source(tmp_path, lines), SftMethod())
+    assert report.valid
+    sentence = "rows have several shapes (2 messages, 1 prompt_completion); each is trained on as what it is"
+    assert rows.refuse_bad_rows(report, "dataset", skip=False, max_invalid_rows=0) == [f"dataset: {sentence}"]
+    assert rows.report_json(report)["warnings"] == [{"message": sentence, "rows": 3, "lines": [1]}]
+    one = rows.Checker(10**6).report(source(tmp_path, [GOOD]), SftMethod())
+    assert rows.report_json(one)["warnings"] == []
