@@ -43,10 +43,10 @@ def fields(**values: object) -> dict[str, Any]:
 
 
 def set_up_logging(form: Literal["text", "json"] = "text", level: str = "info") -> None:
-    """Send the service's and uvicorn's log lines to standard error in one form; calling it again replaces the set-up."""
+    """Send the service's, uvicorn's and the trace exporter's log lines to standard error in one form; calling it again replaces the set-up."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
-    for name in ("posttrain_service", "uvicorn", "alembic"):
+    for name in ("posttrain_service", "uvicorn", "alembic", "opentelemetry"):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.propagate = False

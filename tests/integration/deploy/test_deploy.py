@@ -85,7 +85,7 @@ def test_kubernetes_reads_the_manifests(deploy):
 def test_variables_are_settings_that_there_are(deploy):
     known = {f"POSTTRAIN_{name.upper()}" for name in Settings.model_fields}
     for path in deploy.rglob("*"):
-        if path.is_file() and path.suffix != ".md":
+        if path.is_file() and path.suffix != ".md" and "llama-stack" not in path.parts:  # whose files have variables of their own
             assert set(re.findall(r"\bPOSTTRAIN_[A-Z_]+[A-Z]", path.read_text())) <= known, path
 
 

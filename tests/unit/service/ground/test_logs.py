@@ -75,7 +75,7 @@ def test_tracebacks_are_kept():
 
 
 def test_set_up_twice_speaks_once(capsys):
-    loggers = [logging.getLogger(n) for n in ("posttrain_service", "uvicorn", "uvicorn.error", "uvicorn.access", "alembic")]
+    loggers = [logging.getLogger(n) for n in ("posttrain_service", "uvicorn", "uvicorn.error", "uvicorn.access", "alembic", "opentelemetry")]
     before = [(logger, logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
     try:
         set_up_logging("text", "info")
@@ -84,8 +84,9 @@ def test_set_up_twice_speaks_once(capsys):
         logging.getLogger("posttrain_service.work").debug("unheard")
         logging.getLogger("uvicorn.error").info("started")
         logging.getLogger("alembic.runtime").info("unheard")
+        logging.getLogger("opentelemetry.exporter").warning("no collector")
     finally:
         for logger, handlers, propagate, level in before:
             logger.handlers[:], logger.propagate, logger.level = handlers, propagate, level
     lines = [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()]
-    assert lines == ["hello", "started"]
+    assert lines == ["hello", "started", "no collector"]
