@@ -150,7 +150,7 @@ class Rank:
             self._end_early(phase)
         if time.monotonic() - self.launcher_seen_at > 1.0:
             self.launcher_seen_at = time.monotonic()
-            if not is_held(Path(os.environ.get(ENV_LAUNCHER_LOCK, self.attempt.shim_lock))):
+            if not is_held(Path(os.environ.get(ENV_LAUNCHER_LOCK, self.attempt.shim_lock)), alone=True):
                 kill_marked(os.environ[ENV_RUN_ID], int(os.environ[ENV_ATTEMPT]))
                 os.kill(os.getpid(), signal.SIGKILL)
 

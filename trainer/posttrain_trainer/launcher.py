@@ -112,7 +112,7 @@ def _enter_attempt(run_dir: RunDir, torch_args: TorchrunArguments, train_args: F
         with hold(run_dir.path / "launch.lock"):
             attempts = run_dir.attempts()
             for attempt in attempts:
-                if is_held(attempt.shim_lock) or is_held(attempt.run_lock):
+                if is_held(attempt.shim_lock, alone=True) or is_held(attempt.run_lock):
                     raise LaunchFailed(f"attempt {attempt.number} is still running in {run_dir.path}; wait for it, stop it, or use another ckpt_output_dir")
             attempt = run_dir.attempt(attempts[-1].number + 1 if attempts else 1)
             attempt.logs.mkdir(parents=True)

@@ -139,7 +139,7 @@ def _want(attempt: AttemptDir) -> StopWant | None:
 def _is_free(lock: Path) -> bool:
     """Whether nobody holds the launcher's lock. A file that is missing or can't be tested says nothing of its holder."""
     try:
-        return lock.exists() and not is_held(lock)
+        return lock.exists() and not is_held(lock, alone=True)
     except OSError as error:
         print(f"[warning] whether the launcher lives can't be told: {error}", file=sys.stderr, flush=True)
         return False

@@ -1,4 +1,8 @@
-"""What routes ask FastAPI for: the services, a checked Idempotency-Key, query parameters that exist, the wanted format."""
+"""What routes ask FastAPI for: the services, a checked Idempotency-Key, query parameters that exist, the wanted format.
+
+All of them are coroutines although they wait for nothing: FastAPI gives plain functions to a thread, which costs more than
+what they do.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ _MEDIA: dict[str, Format] = {
 }
 
 
-def _services(request: Request) -> Services:
+async def _services(request: Request) -> Services:
     return cast(Services, request.state.services)  # as the gate found them to be for this caller
 
 
@@ -42,7 +46,7 @@ Use = Annotated[Services, Depends(_services)]
 """The use cases of the running service, as they are for the caller."""
 
 
-def _idempotency_key(
+async def _idempotency_key(
     idempotency_key: Annotated[
         str | None, Header(description="The same key with the same body gives the same answer, also after a restart.")
     ] = None,
@@ -65,7 +69,7 @@ def only(*names: str) -> Any:
     `METADATA` in `names` allows `metadata[key]=value`.
     """
 
-    def check(request: Request) -> None:
+    async def check(request: Request) -> None:
         for name in request.query_params:
             if name not in names and not (METADATA in names and _METADATA.fullmatch(name)):
                 known = ", ".join(names) if names else "none"
@@ -76,7 +80,7 @@ def only(*names: str) -> Any:
     return Depends(check)
 
 
-def json_body(request: Request) -> None:
+async def json_body(request: Request) -> None:
     """Refuse a body that doesn't say that it is JSON: a web page can send any other type without asking first."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):

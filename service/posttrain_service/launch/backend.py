@@ -64,9 +64,9 @@ class Seen:
     silence_s: float | None = None
     """Seconds since the heartbeat by a clock that nobody sets; None = not known, the heartbeat's own time is all there is."""
     result: dict[str, Any] | None = None
-    """result.json."""
+    """result.json; not read while the run lives."""
     error: dict[str, Any] | None = None
-    """The error of the rank that failed first (the others mostly fail because of it)."""
+    """The error of the rank that failed first (the others mostly fail because of it); not read while the run lives."""
     launched_at: float | None = None
     """When the supervising process came up, UTC epoch seconds."""
     problem: str | None = None

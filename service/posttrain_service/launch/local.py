@@ -131,6 +131,9 @@ class LocalBackend:
             problems.append("shim.lock was deleted while its holder lives")
             liveness = Liveness.ALIVE
         beat = _read(paths.heartbeat, problems)
+        # How it ended is asked of a run that has: of live ones, which are looked at all the time, it would tell nothing.
+        ended = liveness is Liveness.DEAD
+        result = _read(paths.result, problems) if ended else None
         return Seen(
             liveness=liveness,
             exit=record,
@@ -138,8 +141,8 @@ class LocalBackend:
             orphans=orphans,
             heartbeat=beat,
             silence_s=_silence_s(run, beat),
-            result=(result := _read(paths.result, problems)),
-            error=_first_error(paths, problems) or _unsaid_error(paths, record, result),
+            result=result,
+            error=_first_error(paths, problems) or _unsaid_error(paths, record, result) if ended else None,
             launched_at=_number(run, "started_at"),
             problem="; ".join(problems) or None,
         )
@@ -173,7 +176,7 @@ class LocalBackend:
         # What gave its marker up is still in the attempt's control group. The name is checked, not believed.
         if isinstance(group := (_read(paths.run, []) or {}).get("cgroup"), str):
             cgroup.kill(Path(group), run_dir.path.name, attempt, timeout_s=_SWEEP_S)
-        held = locks.is_held(paths.run_lock) or locks.is_held(paths.shim_lock)
+        held = locks.is_held(paths.run_lock) or locks.is_held(paths.shim_lock, alone=True)
         if killed.left or held:
             pids = ", ".join(str(identity.pid) for identity in killed.left) or "of unknown number"
             raise Unavailable(
@@ -207,7 +210,7 @@ def _shim_command(plan: Plan) -> list[str]:
 def _liveness(paths: AttemptDir, problems: list[str]) -> tuple[Liveness, bool]:
     """Whether the shim lives, and whether ranks live without it."""
     try:
-        if locks.is_held(paths.shim_lock):
+        if locks.is_held(paths.shim_lock, alone=True):
             return Liveness.ALIVE, False
         return Liveness.DEAD, locks.is_held(paths.run_lock)
     except OSError as error:

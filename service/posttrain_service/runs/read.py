@@ -81,14 +81,15 @@ def latest(run_dir: RunDir) -> Point | None:
             continue
         lines = chunk.data.split(b"\n")
         # The first line begins in the middle unless the file was read whole; the last one isn't ended.
-        parsed = (parse_point(line, attempt.number) for line in lines[1 if chunk.start else 0 : -1])
-        points = [point for point in parsed if point is not None]
-        if points:
-            newest = points[-1]["step"]
-            merged: Point = {}
-            for point in points:
-                if point["step"] == newest:
-                    merged |= point
+        merged: Point | None = None
+        for line in reversed(lines[1 if chunk.start else 0 : -1]):
+            point = parse_point(line, attempt.number)
+            if point is None:
+                continue
+            if merged is not None and point["step"] != merged["step"]:
+                break  # records of one step stand together: its point, then its validation
+            merged = point | (merged or {})
+        if merged is not None:
             return merged
     return None
 

@@ -54,7 +54,7 @@ def _check_idle(settings: Settings) -> None:
     """That no attempt has a living process: its rows must not change under it."""
     for folder in _children(settings.jobs_dir):
         for attempt in RunDir(folder).attempts():
-            if is_held(attempt.shim_lock) or is_held(attempt.run_lock):
+            if is_held(attempt.shim_lock, alone=True) or is_held(attempt.run_lock):
                 raise Conflict(f"run {folder.name} is still training; cancel or pause its job first", code="job_running")
 
 

@@ -85,6 +85,21 @@ def test_testing_never_turns_a_lone_holder_away_nor_makes_the_file(tmp_path: Pat
         thread.join()
 
 
+def test_those_who_ask_for_a_lone_holder_do_not_take_each_other_for_one(tmp_path: Path) -> None:
+    path = tmp_path / "shim.lock"
+    assert not locks.is_held(path, alone=True)
+    with locks.hold(path):
+        assert locks.is_held(path, alone=True)
+    answers: list[bool] = []
+    threads = [threading.Thread(target=lambda: answers.extend(locks.is_held(path, alone=True) for _ in range(300))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 1200
+    assert not any(answers)
+
+
 def test_a_child_does_not_inherit_the_lock(tmp_path: Path) -> None:
     path = tmp_path / "shim.lock"
     lock = locks.Lock(path)

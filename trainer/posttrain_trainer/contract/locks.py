@@ -67,8 +67,13 @@ def hold(path: Path, *, shared: bool = False, wait_s: float = 0.5) -> Iterator[L
         lock.release()
 
 
-def is_held(path: Path) -> bool:
+def is_held(path: Path, *, alone: bool = False) -> bool:
     """Whether anybody, this process included, holds the lock in either way. A missing file is not held.
+
+    Args:
+        path: The lock file.
+        alone: The lock is only ever held exclusively, as a shim's is. Asking is much cheaper then: those who ask share the
+            lock and don't turn each other away, so a refusal needs no second look.
 
     Raises:
         OSError: The file can't be opened or the file system has no locks, so nothing is known.
@@ -78,10 +83,10 @@ def is_held(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, (fcntl.LOCK_SH if alone else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         fcntl.flock(fd, fcntl.LOCK_UN)
     except BlockingIOError:
-        return not _is_only_tested(fd)
+        return alone or not _is_only_tested(fd)
     finally:
         os.close(fd)
     return False

@@ -77,7 +77,7 @@ def test_a_held_lock_is_alive_and_a_free_one_without_exit_dead(run: Any) -> None
 
 
 def test_locks_that_cannot_be_tested_say_nothing(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_path: Path) -> bool:
+    def fails(_path: Path, **_: bool) -> bool:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(locks, "is_held", fails)
@@ -95,7 +95,9 @@ def test_all_records_are_read(run: Any, stand_in: subprocess.Popen[str]) -> None
     write_json(attempt.error(11), {"rank": 11, "message": "out of memory"})
     os.utime(attempt.error(11), ns=(1, 1))  # rank 11 failed first, the other because of it
     with locks.hold(attempt.shim_lock):
-        seen = run.look()
+        live = run.look()
+    assert (live.started, live.heartbeat, live.result, live.error) == (True, {"phase": "train", "step": 2}, None, None)
+    seen = run.look()
     assert (seen.started, seen.launched_at, seen.problem) == (True, 12.5, None)
     assert seen.heartbeat == {"phase": "train", "step": 2}
     assert seen.result == {"status": "stopped"}
