@@ -24,6 +24,7 @@ from posttrain_service.runs.tail import Chunk, follow, line_start
 from posttrain_service.settings import Settings
 from posttrain_service.store.store import Store
 from posttrain_service.work.services import StreamItem
+from posttrain_service.work.shared import Shared
 from posttrain_trainer.contract.rundir import AttemptDir, RunDir
 
 HEARTBEAT_S = 10.0
@@ -54,6 +55,7 @@ class Streams:
     def __init__(self, settings: Settings, store: Store, *, sleep: Pause = asyncio.sleep) -> None:
         self._settings = settings
         self._store = store
+        self._jobs = Shared(store.jobs.get_run, POLL_S)
         self._sleep = sleep
         self._closing = threading.Event()
 
@@ -61,6 +63,7 @@ class Streams:
         """The same over another view of the store; `close` ends the streams of both."""
         view = copy.copy(self)
         view._store = store
+        view._jobs = Shared(store.jobs.get_run, POLL_S)
         return view
 
     def close(self) -> None:
@@ -201,7 +204,7 @@ class Streams:
         return now is None or now.attempt > attempt or not is_live(now.state)
 
     async def _now(self, job: Job) -> Job | None:
-        return await asyncio.to_thread(self._store.jobs.get_run, job.run_id)
+        return await self._jobs.get(job.run_id)
 
     async def _pause(self, seconds: float) -> None:
         if self._closing.is_set():
