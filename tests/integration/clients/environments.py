@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-INSTALL_TIMEOUT_S = 1500
+INSTALL_TIMEOUT_S = 900
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Environment:
 
 def python312() -> str:
     """A Python 3.12, which newer packages need; skips where there is none."""
-    told = os.environ.get("PYTHON312") or shutil.which("python3.12")
     pyenv = sorted((Path.home() / ".pyenv" / "versions").glob("3.12.*/bin/python"))
-    found = told or (str(pyenv[-1]) if pyenv else None)
+    candidates = [os.environ.get("PYTHON312"), *map(str, reversed(pyenv)), shutil.which("python3.12")]
+    found = next(filter(_runs, candidates), None)
     if found is None:
         pytest.skip("no Python 3.12 here (PYTHON312, python3.12 on the path, or pyenv's): these packages need it")
     return found
@@ -46,7 +46,7 @@ def virtual(folder: Path, python: str, *requirements: str) -> Environment:
     ready = folder / ".ready"
     if not ready.exists():
         _run([python, "-m", "venv", "--clear", str(folder)], folder.name)
-        _run([made.python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *requirements], folder.name)
+        _run([made.python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile", *requirements], folder.name)
         ready.touch()
     return made
 
@@ -59,6 +59,14 @@ def over(base: Environment, folder: Path, *requirements: str) -> Environment:
         _run([base.python, "-m", "pip", "install", *options, *requirements], folder.name)
         ready.touch()
     return Environment(base.python, {"PYTHONPATH": str(folder)})
+
+
+def _runs(python: str | None) -> bool:
+    """Whether it is there and is what its name says: pyenv leaves a python3.12 on the path that may only print a hint."""
+    if python is None:
+        return False
+    argv = [python, "-c", "import sys; sys.exit(sys.version_info[:2] != (3, 12))"]
+    return subprocess.run(argv, capture_output=True, check=False).returncode == 0
 
 
 def this_python() -> str:

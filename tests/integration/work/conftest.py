@@ -128,7 +128,11 @@ class Server:
         return self.settings.jobs_dir / self.job(job_uuid).run_id
 
     def wait_for(self, job_uuid: str, *states: str) -> Job:
-        return until(lambda: (job := self.job(job_uuid)).state in states and job)
+        try:
+            return until(lambda: (job := self.job(job_uuid)).state in states and job)
+        except AssertionError as error:
+            told = [f"{event.type}: {event.message}" for event in self.jobs.events(job_uuid).data]
+            raise AssertionError("\n".join([f"waited in vain for {states} of {self.job(job_uuid)}", *told])) from error
 
     def wait_for_step(self, job_uuid: str, step: int) -> None:
         until(lambda: (self.jobs.get(job_uuid).progress or {}).get("step") == step)

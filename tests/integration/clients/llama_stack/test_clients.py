@@ -12,6 +12,7 @@ NEWEST = "0.7.0"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # the first time, packages are installed
 @pytest.mark.parametrize("version", ["0.2.12", "0.2.23", "0.3.5", "0.4.4", "0.6.1", NEWEST])
 def test_every_call_works(server, repository, environments, table, version):
     folder = repository / ".cache" / "clients"

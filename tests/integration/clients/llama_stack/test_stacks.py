@@ -25,6 +25,11 @@ NEEDS = (
 """What the service needs, installed beside the stack; there is no torch."""
 
 
+def seen_together(version: str) -> tuple[str, str]:
+    """Options for pip: the versions with which this was seen to work; to find others from nothing takes it minutes."""
+    return "-c", str(Path(__file__).with_name(f"constraints-{version}.txt"))
+
+
 @dataclass
 class Stack:
     """A stack that can be started, killed and started again."""
@@ -99,10 +104,11 @@ def through_a_kill(stack: Stack, client, version: str, storage: Path, until) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # the first time, packages are installed
 def test_llama_stack_0_6_1_with_the_bridge_for_its_clients(make_stack, repository, environments, table, until, tmp_path):
     folder = repository / ".cache" / "clients"
     pins = ("llama-stack==0.6.1", "llama-stack-api==0.6.1", "llama-stack-client==0.6.1", "mcp<2")
-    server = environments.virtual(folder / "llama-stack-0.6.1", environments.python312(), *pins, *NEEDS)
+    server = environments.virtual(folder / "llama-stack-0.6.1", environments.python312(), *seen_together("0.6.1"), *pins, *NEEDS)
     program = str(Path(server.python).with_name("llama"))
     stack = make_stack(program, "stack", "run", str(repository / "deploy/llama-stack/run-0.6.yaml"), "--port", "PORT")
     seen = through_a_kill(stack, server, "0.6.1", tmp_path / "storage", until)
@@ -111,9 +117,10 @@ def test_llama_stack_0_6_1_with_the_bridge_for_its_clients(make_stack, repositor
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # the first time, packages are installed
 def test_llama_stack_0_2_12(make_stack, repository, environments, table, until, tmp_path):
     pins = ("llama-stack==0.2.12", "llama-stack-client==0.2.12", "fire", "requests", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http", "mcp<2", "pandas")
-    server = environments.virtual(repository / ".cache" / "clients" / "llama-stack-0.2.12", environments.this_python(), *pins, *NEEDS)
+    server = environments.virtual(repository / ".cache" / "clients" / "llama-stack-0.2.12", environments.this_python(), *seen_together("0.2.12"), *pins, *NEEDS)
     config = str(repository / "deploy/llama-stack/run-0.2.yaml")
     stack = make_stack(server.python, "-m", "llama_stack.distribution.server.server", "--config", config, "--port", "PORT")
     seen = through_a_kill(stack, server, "0.2.12", tmp_path / "storage", until)

@@ -35,6 +35,7 @@ CASES: list[tuple[dict[str, object], str]] = [
     ({"checkpoints": {"keep_best": 2, "metric": "validation_accuracy"}}, "checkpoints.keep_best"),
     ({"training": {"profile_steps": [5, 3]}}, "training.profile_steps"),
     ({"training": {"merge_lora": True}}, "training.merge_lora"),
+    ({"training": {"fsdp": {"shard_ranks": 2}}}, "training.fsdp.shard_ranks"),
     ({"training": {"min_lr_ratio": 0.1, "lr_scheduler": "linear"}}, "training.min_lr_ratio"),
     ({"training": {"dtype": "fp16", "device": "cpu"}}, "training.dtype"),
     ({"training": {"train_on": "all"}, "method": DPO}, "training.train_on"),
@@ -126,7 +127,7 @@ def test_a_contradiction_names_fields_of_the_request(changes, param):
     [item] = error.errors()
     found = item["ctx"]["error"]
     assert isinstance(found, Disagreement)
-    prefix = [part for part in item["loc"] if part in ("training", "method", "resources", "retention", "retry")]
+    prefix = [part for part in item["loc"] if part in ("training", "method", "resources", "retention", "retry", "fsdp")]
     for name in found.fields:
         assert exists(".".join([*prefix, name])), name
     # No name of the trainer's stands there bare.

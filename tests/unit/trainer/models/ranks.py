@@ -23,6 +23,7 @@ from posttrain_trainer.failures import as_trainer_error
 from posttrain_trainer.losses.cross_entropy import cross_entropy
 from posttrain_trainer.models.load import load_model
 from posttrain_trainer.optim.groups import build_optimizer
+from posttrain_trainer.testing import whole
 
 LENGTHS = (40, 9, 31, 5, 17)
 
@@ -55,7 +56,7 @@ def train(args, device, world, steps=10):
             (result.loss_sum * world.world_size / supervised).backward()
             total += result.loss_sum.item()
         norm = torch.nn.utils.clip_grad_norm_(model.module.parameters(), 1.0)
-        norms.append((norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item())
+        norms.append(whole(norm).item())
         optimizer.step()
         losses.append(world.sum([total])[0] / supervised)
     return {"losses": losses, "norms": norms, "local": sum((p.to_local() if hasattr(p, "to_local") else p).numel() for p in model.module.parameters())}

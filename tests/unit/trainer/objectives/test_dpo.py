@@ -16,7 +16,7 @@ from posttrain_trainer.dist import RankFacts, World
 from posttrain_trainer.models.load import load_model
 from posttrain_trainer.objectives.dpo import Dpo, log_probabilities
 from posttrain_trainer.objectives.reference import Reference
-from posttrain_trainer.testing import tiny_model
+from posttrain_trainer.testing import tiny_model, whole
 
 LENGTHS = ((20, 31), (9, 5), (40, 12))  # chosen and rejected of each pair; the second half of each is learned
 LOSSES = ("sigmoid", "hinge", "ipo", "kto_pair")
@@ -74,7 +74,7 @@ def step(objective, model, batches):
         model.set_sync(number == len(batches) - 1)
         results.append(objective(model, batch))
         (results[-1].loss_sum / count).backward()
-    gradients = {name: p.grad.full_tensor().clone() for name, p in model.module.named_parameters() if p.grad is not None}
+    gradients = {name: whole(p.grad).clone() for name, p in model.module.named_parameters() if p.grad is not None}
     sums = [sum(r.loss_sum.item() for r in results) / count, sum(int(r.num_correct) for r in results), sum(r.extra for r in results)]
     return sums, gradients
 
