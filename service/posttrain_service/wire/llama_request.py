@@ -57,7 +57,7 @@ class EfficiencyConfig(Lenient):
     enable_activation_checkpointing: bool | None = False
     """Recompute activations in the backward pass."""
     enable_activation_offloading: bool | None = False
-    """Move activations to host memory; refused by this server."""
+    """Keep activations in host memory until the backward pass."""
     memory_efficient_fsdp_wrap: bool | None = False
     """Shard embedding and head apart from the rest; refused by this server."""
     fsdp_cpu_offload: bool | None = False

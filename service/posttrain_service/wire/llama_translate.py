@@ -54,6 +54,7 @@ _NAMES = {
     "training.weight_decay": f"{_OPTIMIZER}.weight_decay",
     "training.warmup_steps": f"{_OPTIMIZER}.num_warmup_steps",
     "training.activation_checkpointing": "training_config.efficiency_config.enable_activation_checkpointing",
+    "training.activation_offloading": "training_config.efficiency_config.enable_activation_offloading",
     "training.fsdp.cpu_offload": "training_config.efficiency_config.fsdp_cpu_offload",
     "training.dtype": "training_config.dtype",
     "training.qat": "algorithm_config",
@@ -208,10 +209,12 @@ def _training(config: TrainingConfig, data: DataConfig) -> tuple[dict[str, Any],
 
 
 def _efficiency(config: EfficiencyConfig) -> dict[str, Any]:
-    for name in ("enable_activation_offloading", "memory_efficient_fsdp_wrap"):
-        if getattr(config, name):
-            raise _refused(f"training_config.efficiency_config.{name}", "cannot be honoured by this server; leave it out")
+    if config.memory_efficient_fsdp_wrap:
+        name = "training_config.efficiency_config.memory_efficient_fsdp_wrap"
+        raise _refused(name, "cannot be honoured by this server; leave it out")
     knobs: dict[str, Any] = {"activation_checkpointing": bool(config.enable_activation_checkpointing)}
+    if config.enable_activation_offloading:
+        knobs["activation_offloading"] = True
     return knobs | ({"fsdp": {"cpu_offload": True}} if config.fsdp_cpu_offload else {})
 
 

@@ -140,5 +140,15 @@ def _check_machine(args: FullTrainingArguments, slots: Sequence[str]) -> None:
             "training.fsdp.cpu_offload moves weights to host memory, and this job trains on the CPU; leave it out",
             param="training.fsdp.cpu_offload",
         )
+    if args.activation_offloading and (trains_on_cpu or args.device == "mps"):
+        raise InvalidRequest(
+            "training.activation_offloading moves activations to host memory, where this job's are already; leave it out",
+            param="training.activation_offloading",
+        )
+    if args.attention == "flash" and trains_on_cpu:
+        raise InvalidRequest(
+            "training.attention is 'flash', and this job trains on the CPU, which has no such kernel; use sdpa or auto",
+            param="training.attention",
+        )
     if args.dtype == "fp16" and trains_on_cpu:
         raise InvalidRequest("training.dtype fp16 cannot train on cpu; use bf16 or fp32", param="training.dtype")

@@ -87,17 +87,17 @@ def make_stack(tmp_path, repository, stand_in_settings) -> Iterator[Callable[...
         assert proc.kill_marked(folder.name).left == ()
 
 
-def through_a_kill(stack: Stack, client, version: str, storage: Path, until) -> dict[str, str]:
+def through_a_kill(stack: Stack, client, version: str, storage: Path, until, *more: str) -> dict[str, str]:
     """Everything that a client does before and after the stack is killed while a job trains."""
     walk = str(Path(__file__).with_name("walk_stack.py"))
     stack.start(until)
-    seen = json.loads(client.run(walk, stack.url, version, "before").splitlines()[-1])
+    seen = json.loads(client.run(walk, stack.url, version, "before", *more).splitlines()[-1])
     assert stack.end(signal.SIGKILL) == -signal.SIGKILL
     [run] = (storage / "jobs").iterdir()
     assert not (run / "attempts/1/exit.json").exists(), "it was to be killed in mid-training"
     (run / "go").touch()
     stack.start(until)
-    seen |= json.loads(client.run(walk, stack.url, version, "after").splitlines()[-1])
+    seen |= json.loads(client.run(walk, stack.url, version, "after", *more).splitlines()[-1])
     assert stack.end(signal.SIGTERM) in (0, -signal.SIGTERM)
     assert not (storage / "posttrain.db-journal").exists()
     return seen
@@ -125,3 +125,17 @@ def test_llama_stack_0_2_12(make_stack, repository, environments, table, until, 
     stack = make_stack(server.python, "-m", "llama_stack.distribution.server.server", "--config", config, "--port", "PORT")
     seen = through_a_kill(stack, server, "0.2.12", tmp_path / "storage", until)
     table.check(repository, "llama-stack", "0.2.12", seen)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # the first time, packages are installed
+def test_ogx_gets_post_training(make_stack, repository, environments, table, until, tmp_path):
+    folder = repository / ".cache" / "clients" / "ogx-1.5.0"
+    pins = ("ogx==1.5.0", "ogx-api==1.5.0", "llama-stack-client==0.7.0")
+    server = environments.virtual(folder, environments.python312(), *seen_together("ogx-1.5.0"), *pins, *NEEDS)
+    config = str(repository / "deploy/ogx/run.yaml")
+    stack = make_stack(str(Path(server.python).with_name("ogx")), "run", config, "--port", "PORT", "--insecure")
+    stack.variables["POSTTRAIN_STACK_APIS"] = str(repository / "deploy/ogx/apis")
+    seen = through_a_kill(stack, server, "0.7.0", tmp_path / "storage", until, "ogx")
+    assert "torch" not in server.run("-m", "pip", "list", "--format=freeze")
+    table.check(repository, "ogx", "1.5.0", seen)

@@ -1,6 +1,6 @@
 """A real client of a real llama-stack server with posttrain inside, before that server is killed and after.
 
-Arguments: the server's address, the client's version, `before` or `after`. Prints what came of each call.
+Arguments: the server's address, the client's version, `before` or `after`, and `ogx` where that is the server. Prints what came of each call.
 """
 
 import json
@@ -10,10 +10,11 @@ import time
 import llama_stack_client
 from llama_stack_client import LlamaStackClient
 
-URL, VERSION, PHASE = sys.argv[1:4]
+URL, VERSION, PHASE, *MORE = sys.argv[1:]
 assert llama_stack_client.__version__ == VERSION, llama_stack_client.__version__
 OLD = VERSION.startswith("0.2.")
 NO_ARGUMENT = VERSION == "0.6.1"
+TOLD = (lambda status, name: getattr(status, name)) if "ogx" in MORE else (lambda status, name: status.resources_allocated[name])
 client = LlamaStackClient(base_url=URL, max_retries=0)
 training = client.post_training if OLD else client.alpha.post_training
 data_sets = client.datasets if OLD else client.beta.datasets
@@ -70,7 +71,7 @@ if PHASE == "before":
 else:
     done = wait("killed", "completed", "failed", "cancelled")
     assert done.status == "completed", done
-    assert done.resources_allocated["error"] is None
+    assert TOLD(done, "error") is None
     made = call("job.artifacts", lambda: the_job(training.job.artifacts, "killed"))
     last = made.checkpoints[-1] if isinstance(made.checkpoints[-1], dict) else made.checkpoints[-1].to_dict()
     assert last["path"].endswith("/checkpoints/step-000004/model"), last
@@ -84,7 +85,7 @@ else:
         training_config={"n_epochs": 1, "max_steps_per_epoch": 1, "gradient_accumulation_steps": 1, "data_config": data}))  # fmt: skip
     ended = wait("dpo", "completed", "failed")
     assert ended.status == "completed", ended
-    assert "send 0" in " ".join(ended.resources_allocated["warnings"]), ended
+    assert "send 0" in " ".join(TOLD(ended, "warnings")), ended
     tune("stopped", "slow")
     wait("stopped", "in_progress")
     assert call("job.cancel", lambda: the_job(training.job.cancel, "stopped")) is None

@@ -74,6 +74,10 @@ ADAPTER = {"kind": "lora", "rank": 8, "alpha": 16, "target_modules": ["q_proj"],
             {"training_config": config(efficiency_config={"enable_activation_checkpointing": True, "fsdp_cpu_offload": True})},
             {"training": {"activation_checkpointing": True, "fsdp": {"cpu_offload": True}}},
         ),
+        (
+            {"training_config": config(efficiency_config={"enable_activation_offloading": True})},
+            {"training": {"activation_checkpointing": False, "activation_offloading": True}},
+        ),
         ({"algorithm_config": LORA}, {"adapter": ADAPTER}),
         (
             {"algorithm_config": LORA | {"lora_attn_modules": ["output_proj"], "apply_lora_to_mlp": True, "apply_lora_to_output": True, "use_dora": True}},
@@ -136,7 +140,6 @@ def test_what_would_surprise_is_told(asked, word):
         (sft(logger_config={"kind": "paper"}), "logger_config"),
         (sft(training_config=config(data_config=None)), "training_config.data_config"),
         (sft(training_config=config(dtype="int8")), "training_config.dtype"),
-        (sft(training_config=config(efficiency_config={"enable_activation_offloading": True})), "training_config.efficiency_config.enable_activation_offloading"),
         (sft(training_config=config(efficiency_config={"memory_efficient_fsdp_wrap": True})), "training_config.efficiency_config.memory_efficient_fsdp_wrap"),
         (sft(algorithm_config=LORA | {"lora_attn_modules": []}), "algorithm_config.lora_attn_modules"),
         (sft(algorithm_config=QAT | {"quantizer_name": "fp4"}), "algorithm_config.quantizer_name"),
@@ -181,7 +184,7 @@ OTHER: dict[str, Any] = {
     "epsilon": 3.0, "gamma": 3.0,
 }  # fmt: skip
 """By the field's name a value that is not the one of the base request; None = told by another test."""
-REFUSED = {"checkpoint_dir", "hyperparam_search_config", "enable_activation_offloading", "memory_efficient_fsdp_wrap"}
+REFUSED = {"checkpoint_dir", "hyperparam_search_config", "memory_efficient_fsdp_wrap"}
 FULL = config(optimizer_config=ADAM, efficiency_config={})
 BODIES = [
     (SupervisedFineTune, sft(training_config=FULL, algorithm_config=LORA)),

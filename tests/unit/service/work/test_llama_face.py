@@ -107,6 +107,7 @@ WRONG = (
     (sft(training_config=config("dialog", data_format="instruct")), "training_config.data_config.dataset_id", "llama_stack_dialog"),
     (sft(training_config=config() | {"dtype": "fp16"}), "training_config.dtype", "fp16"),
     (sft(training_config=config() | {"efficiency_config": {"fsdp_cpu_offload": True}}), "training_config.efficiency_config.fsdp_cpu_offload", "fsdp_cpu_offload moves"),
+    (sft(training_config=config() | {"efficiency_config": {"enable_activation_offloading": True}}), "training_config.efficiency_config.enable_activation_offloading", "enable_activation_offloading moves"),
     (sft(training_config={}), "training_config.n_epochs", "n_epochs"),
     (sft(algorithm_config={"rank": 8}), "algorithm_config", "type"),
 )  # fmt: skip

@@ -82,6 +82,8 @@ def test_a_longer_sequence_than_the_models_is_refused(settings):
         ({"resources": {"devices": ["cpu:7"]}}, "resources.devices", "no device cpu:7"),
         ({"torchrun": {"nproc_per_node": 5}}, "resources.devices", "5 devices are asked for"),
         ({"training": {"device": "cuda"}}, "training.device", "no such device"),
+        ({"training": {"activation_offloading": True}}, "training.activation_offloading", "leave it out"),
+        ({"training": {"attention": "flash"}}, "training.attention", "use sdpa or auto"),
         ({"training": {"device": "mps"}}, "training.device", "no Apple machine"),
         ({"training": {"fsdp": {"cpu_offload": True}}}, "training.fsdp.cpu_offload", "trains on the CPU"),
         ({"training": {"dtype": "fp16"}}, "training.dtype", "fp16 cannot train"),
