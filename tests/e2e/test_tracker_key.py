@@ -118,9 +118,14 @@ def test_a_run_is_tracked_by_the_servers_key(python: Path, tracker: Tracker, tmp
             job = client._json("POST", "/v1/fine_tuning/jobs", json=request)["id"]
             ended = wait_for(client, job, lambda now: now["status"] in ("succeeded", "failed", "cancelled"))
             steps = len(client.metrics(job))
+            events = list(client.events(job))
     finally:
         end(storage, served.process)
     assert ended["status"] == "succeeded", ended["error"]
+    [shown] = ended["trackers"]
+    assert shown["kind"] == "wandb"
+    assert shown["url"].startswith(f"{tracker.address}/")
+    assert shown["url"] in [event["data"].get("url") for event in events]
     assert tracker.keys == {f"api:{KEY}"}
     lost = [warning for warning in ended["warnings"] if "the wandb logger failed" in warning]
     assert len(lost) == tracker.broken

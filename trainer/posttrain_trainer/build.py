@@ -112,6 +112,9 @@ class _Run:
         """Load, prepare, resume, train, and tell how it ended."""
         warn = self.events.warn
         points = FanOut(open_sinks(self.args, self.attempt, warn) if self.world.is_main else (), warn)
+        for tracker in points.trackers:
+            self.events.tell("tracker", f"{tracker.kind} shows this attempt at {tracker.url}", **tracker.model_dump())
+        self.heart.show(points.trackers)
         profile = self._profile()
         end: End = "failed"
         try:

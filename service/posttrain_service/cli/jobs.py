@@ -121,6 +121,7 @@ def show(
         rows = [(name, job[name]) for name in (*names, *times) if job[name] is not None]
         rows += [("step", step_of(job)), ("loss", loss_of(job))]
         rows += [("checkpoint", f"{c['id']} ({c['kind']}, {c['size_bytes']} bytes)") for c in job["checkpoints"]]
+        rows += [(one["kind"], one["url"]) for one in job.get("trackers", [])]  # a server of an earlier version has none
         rows += [("warning", text) for text in job["warnings"]]
         if job["error"] is not None:
             rows += [("error", job["error"]["message"]), ("log_tail", job["error"]["log_tail"])]

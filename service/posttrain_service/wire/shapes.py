@@ -82,6 +82,15 @@ class Progress(Shape):
     """When it said so."""
 
 
+class Tracker(Shape):
+    """Where another program shows a job."""
+
+    kind: str
+    """wandb or mlflow."""
+    url: str
+    """Address of the page."""
+
+
 class JobError(Shape):
     """Why a job failed."""
 
@@ -188,6 +197,8 @@ class Job(Shape):
     """Name of its result, which a further job may train: ft:..."""
     queue_position: int | None
     """1 = next."""
+    trackers: list[Tracker]
+    """Pages of its newest attempt in Weights & Biases or MLflow, where they run on a server."""
     metadata: dict[str, str]
     """The client's own notes."""
     spec: dict[str, Any]

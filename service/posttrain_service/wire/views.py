@@ -152,6 +152,7 @@ def job_json(view: JobSeen) -> dict[str, Any]:
         "checkpoints": [checkpoint_json(checkpoint) for checkpoint in view.checkpoints],
         "fine_tuned_model": result_name(job) if job.state is JobState.SUCCEEDED and view.checkpoints else None,
         "queue_position": view.queue_position,
+        "trackers": _trackers(view.progress),
         "metadata": dict(job.metadata),
         "spec": job.spec,
     }
@@ -220,11 +221,21 @@ def _error(error: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return shown | ({"errors": errors} if errors else {})
 
 
+def _trackers(progress: Mapping[str, Any] | None) -> list[dict[str, str]]:
+    """The pages that a heartbeat names; addresses of web pages only, since people will follow them."""
+    found = (progress or {}).get("trackers")
+    return [
+        {"kind": one["kind"], "url": one["url"]}
+        for one in (found if isinstance(found, list) else [])
+        if isinstance(one, dict) and isinstance(one.get("kind"), str) and str(one.get("url")).startswith(("https://", "http://"))
+    ]
+
+
 def _progress(progress: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Progress with its time in ISO 8601."""
     if progress is None:
         return None
-    shown = {key: value for key, value in progress.items() if key != "v"}
+    shown = {key: value for key, value in progress.items() if key not in ("v", "trackers")}
     if isinstance(shown.get("time"), int | float):
         shown["time"] = iso(shown["time"])
     return shown

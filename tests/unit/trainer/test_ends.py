@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -9,11 +10,14 @@ import pytest
 from posttrain_trainer import build
 from posttrain_trainer.contract.errors import NonFiniteLoss
 from posttrain_trainer.contract.rundir import RunDir
+from posttrain_trainer.metrics.heartbeat import Heart
+from posttrain_trainer.metrics.jsonl import EventLog
 
 
 class Sink:
     name = "memory"
     end = ""
+    url = None
 
     def write(self, point):
         raise AssertionError(point)
@@ -35,7 +39,7 @@ def _trained(monkeypatch, tmp_path, loop):
     for name in ("_enter_load", "_checkpoints", "_parts", "_mfu", "_tell_plan"):
         monkeypatch.setattr(build._Run, name, lambda *_: None)
     monkeypatch.setattr(build._Run, "_result", lambda *_: "the result")
-    heart, events = SimpleNamespace(flush=lambda: None), SimpleNamespace(warn=pytest.fail)
+    heart, events = Heart(tmp_path / "heartbeat.json"), EventLog(tmp_path / "events.jsonl", 1)
     world = SimpleNamespace(is_main=True, device=None)
     run = build._Run(RunDir(tmp_path).attempt(1), None, world, events, heart, None, build.Startup(0.0))
     return sink, run
@@ -46,6 +50,16 @@ def test_a_run_that_ends_in_order(monkeypatch, tmp_path, want, end):
     sink, run = _trained(monkeypatch, tmp_path, lambda: want)
     assert run.train() == "the result"
     assert sink.end == end
+
+
+def test_pages_that_show_the_run_are_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(Sink, "url", "https://tracker.example/runs/1")
+    _, run = _trained(monkeypatch, tmp_path, lambda: None)
+    run.train()
+    shown = {"kind": "memory", "url": "https://tracker.example/runs/1"}
+    [event] = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert (event["type"], event["data"]) == ("tracker", shown)
+    assert json.loads((tmp_path / "heartbeat.json").read_text())["trackers"] == [shown]
 
 
 def test_a_run_that_fails(monkeypatch, tmp_path):

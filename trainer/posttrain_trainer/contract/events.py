@@ -87,7 +87,7 @@ class RunEvent(Record):
     """When it happened."""
     attempt: int
     """Number of the attempt."""
-    type: Literal["phase", "data", "epoch", "validation", "checkpoint", "resume", "warning", "ended"]
+    type: Literal["phase", "data", "epoch", "validation", "checkpoint", "resume", "tracker", "warning", "ended"]
     """What kind of event it is."""
     level: Literal["info", "warn", "error"] = "info"
     """How much it matters."""
@@ -95,6 +95,17 @@ class RunEvent(Record):
     """One sentence for people."""
     data: dict[str, Any] = Field(default_factory=dict)
     """The same as values for programs."""
+
+
+class Tracker(BaseModel):
+    """Where another program shows the run."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+    kind: str
+    """Of the logger: wandb or mlflow."""
+    url: str
+    """Address of the run's page."""
 
 
 class Heartbeat(Record):
@@ -118,6 +129,8 @@ class Heartbeat(Record):
     """Tokens seen since the run began, over all attempts."""
     tokens_per_s: float | None = None
     """Mean speed of the last steps."""
+    trackers: list[Tracker] = []
+    """Pages of this attempt in trackers that have some."""
     eta_s: float | None = None
     """Estimated seconds to the last step."""
 

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from posttrain_trainer.contract.events import Heartbeat, Phase
+from posttrain_trainer.contract.events import Heartbeat, Phase, Tracker
 from posttrain_trainer.contract.rundir import write_json
 
 _LEAST_PAUSE_S = 0.1
@@ -41,6 +41,10 @@ class Heart:
         self.now = self.now.model_copy(update={**progress, "phase": phase, "time": time.time(), "monotonic": time.monotonic()})
         if urgent or time.monotonic() - self._written_at >= _LEAST_PAUSE_S:
             self.flush()
+
+    def show(self, trackers: list[Tracker]) -> None:
+        """Name the pages that show this attempt, from the next beat on."""
+        self.now = self.now.model_copy(update={"trackers": trackers})
 
     def flush(self) -> None:
         """Write the newest progress now."""

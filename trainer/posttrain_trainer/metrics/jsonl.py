@@ -11,7 +11,7 @@ from typing import Any, Literal
 from posttrain_trainer.contract.events import MetricsPoint, Record, RunEvent
 from posttrain_trainer.metrics.sink import End
 
-EventType = Literal["phase", "data", "epoch", "validation", "checkpoint", "resume", "warning", "ended"]
+EventType = Literal["phase", "data", "epoch", "validation", "checkpoint", "resume", "tracker", "warning", "ended"]
 
 
 class LineFile:
@@ -47,6 +47,7 @@ class JsonlSink:
     """The metrics file of the run."""
 
     name = "jsonl"
+    url = None
 
     def __init__(self, path: Path) -> None:
         self._file = LineFile(path)

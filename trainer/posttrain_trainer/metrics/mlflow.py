@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from posttrain_trainer.contract.errors import InvalidArguments
 from posttrain_trainer.contract.events import MetricsPoint
@@ -46,6 +47,7 @@ class MlflowSink:
         else:
             experiment = self._client.create_experiment(logger.experiment, artifact_location=(folder / "mlflow-artifacts").as_uri())
         self._run_id: str = self._client.create_run(experiment, run_name=logger.name).info.run_id
+        self.url = _page(store, experiment, self._run_id)
         params = [Param(name, str(value)[:_LONGEST_VALUE]) for name, value in config.items() if value is not None]
         self._client.log_batch(self._run_id, params=params)
 
@@ -58,3 +60,12 @@ class MlflowSink:
     def close(self, end: End = "completed") -> None:
         """End the run, in the state that it ended in."""
         self._client.set_terminated(self._run_id, status=_STATES[end])
+
+
+def _page(store: str, experiment: str, run_id: str) -> str | None:
+    """Where a tracking server shows the run, without a user's name or password; a file has no page."""
+    parts = urlsplit(store)
+    if parts.scheme not in ("http", "https"):
+        return None
+    place = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, place, parts.path.rstrip("/") + "/", "", f"/experiments/{experiment}/runs/{run_id}"))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from posttrain_trainer.contract.errors import InvalidArguments
-from posttrain_trainer.contract.events import MetricsPoint
+from posttrain_trainer.contract.events import MetricsPoint, Tracker
 
 End = Literal["completed", "stopped", "failed"]
 """How the attempt ended, as trackers shall show it; stopped: paused or cancelled."""
@@ -18,6 +18,10 @@ class MetricSink(Protocol):
     @property
     def name(self) -> str:
         """The sink's `kind`, for messages."""
+
+    @property
+    def url(self) -> str | None:
+        """Address of a page that shows the run; None where there is none."""
 
     def write(self, point: MetricsPoint) -> None:
         """Take one point; whatever is raised makes the fan-out drop this sink for the rest of the run."""
@@ -69,6 +73,11 @@ class FanOut:
     def __init__(self, sinks: Sequence[MetricSink], warn: Callable[[str], None]) -> None:
         self._sinks = list(sinks)
         self._warn = warn
+
+    @property
+    def trackers(self) -> list[Tracker]:
+        """The pages of those sinks that have one."""
+        return [Tracker(kind=sink.name, url=sink.url) for sink in self._sinks if sink.url is not None]
 
     def write(self, point: MetricsPoint) -> None:
         """Give a point to every sink that has not failed yet."""

@@ -21,6 +21,7 @@ class TensorboardSink:
     """
 
     name = "tensorboard"
+    url = None
 
     def __init__(self, folder: Path) -> None:
         try:

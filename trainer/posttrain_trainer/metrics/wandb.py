@@ -43,6 +43,7 @@ class WandbSink:
         self._run: Any = wandb.init(
             project=logger.project, name=logger.name, mode=logger.mode, dir=str(folder), config=config, settings=settings
         )
+        self.url: str | None = self._run.url  # none offline
         # A resumed run begins at a later step, and a validation shares the step of the training step before it.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")

@@ -92,7 +92,8 @@ function factsOf(job, done) {
     ['Speed', done.tokens_per_s ? `${number(done.tokens_per_s, 3)} tokens/s` : null], ['Tokens', done.tokens_seen ? number(done.tokens_seen) : null],
     ['Devices', used.devices?.length ? used.devices.join(', ') : null], ['Memory', used.rss_bytes ? `${bytes(used.rss_bytes)} · ${number(used.cpu_percent, 3)} % CPU` : null],
     ['Attempt', job.attempt > 1 ? String(job.attempt) : null], ['Priority', job.priority ? String(job.priority) : null],
-    ['Removed', job.expires_at ? when(job.expires_at) : null], ['Result', job.fine_tuned_model && h('code', {}, job.fine_tuned_model)],
+    ['Removed', job.expires_at ? when(job.expires_at) : null], ...(job.trackers ?? []).map((one) => [one.kind === 'wandb' ? 'W&B' : 'MLflow', h('a', { href: one.url, target: '_blank', rel: 'noopener noreferrer' }, 'open')]),
+    ['Result', job.fine_tuned_model && h('code', {}, job.fine_tuned_model)],
   ];
   return known.filter(([, value]) => value !== null && value !== undefined);
 }

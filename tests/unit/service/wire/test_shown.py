@@ -7,12 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain_service.client import ServerEvent, parse_sse
+from posttrain_service.domain.job import Job
+from posttrain_service.domain.lifecycle import JobState
 from posttrain_service.errors import InvalidRequest
 from posttrain_service.wire.errors import error_body, error_type, field_errors, summary
 from posttrain_service.wire.files import expires_after_s, purpose
 from posttrain_service.wire.metrics import points_csv
 from posttrain_service.wire.text import to_json
 from posttrain_service.wire.times import iso, unix
+from posttrain_service.wire.views import job_json
+from posttrain_service.work.services import JobView
 
 
 def test_times(monkeypatch):
@@ -99,3 +103,16 @@ def test_server_sent_events_cut_anywhere(size):
         ServerEvent("message", [1, 2], None),
         ServerEvent("end", {}, None),
     ]
+
+
+def test_pages_of_trackers_are_web_pages_only():
+    row = Job(
+        run_id="r", job_uuid="r", owner="default", state=JobState.RUNNING, method="sft", model="m", spec={}, body_digest="", created_at=0.0
+    )
+    good = {"kind": "wandb", "url": "https://t.example/r"}
+    told = [good, {"kind": "wandb", "url": "javascript:alert(1)"}, {"kind": 3, "url": "https://t.example"}, {"kind": "mlflow"}, "x"]
+    shown = job_json(JobView(row, progress={"step": 1, "trackers": told}))
+    assert shown["trackers"] == [good]
+    assert shown["progress"] == {"step": 1}
+    for nothing in (None, {"step": 1}, {"trackers": "x"}):
+        assert job_json(JobView(row, progress=nothing))["trackers"] == []

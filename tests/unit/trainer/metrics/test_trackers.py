@@ -14,6 +14,7 @@ from posttrain_trainer.contract.events import MetricsPoint
 from posttrain_trainer.contract.rundir import RunDir
 from posttrain_trainer.contract.spec import FullTrainingArguments
 from posttrain_trainer.metrics.choose import open_sinks
+from posttrain_trainer.metrics.mlflow import _page
 from posttrain_trainer.metrics.sink import numbers, open_sink
 
 
@@ -70,6 +71,19 @@ def test_no_request_names_keys_or_servers(knobs):
     for kind in ("wandb", "mlflow"):
         with pytest.raises(ValueError, match=next(iter(knobs))):
             args(loggers=[{"kind": kind, **knobs}])
+
+
+@pytest.mark.parametrize(
+    ("store", "page"),
+    [
+        ("https://us:pw@ml.example:5000/base/?x=1", "https://ml.example:5000/base/#/experiments/3/runs/r"),
+        ("http://ml.example", "http://ml.example/#/experiments/3/runs/r"),
+        ("sqlite:////run/mlflow.db", None),
+        ("databricks", None),
+    ],
+)
+def test_mlflows_page_of_a_run_shows_no_password(store, page):
+    assert _page(store, "3", "r") == page
 
 
 def python_with(package: str, repository: Path) -> str:
