@@ -96,8 +96,8 @@ def inspect(payload: dict[str, Any]) -> dict[str, Any]:
 def estimate(payload: dict[str, Any]) -> dict[str, Any]:
     """What a run will take, without loading weights, from `{"train_args", "nproc"}`.
 
-    Answers `{"memory": {"per_rank_bytes", "total_bytes", "fits", "parts"}, "parameters", "trainable", "steps", "tokens", "dtype",
-    "device", "dataset"}`. `tokens` are those of the whole run, all epochs; `fits` compares with the memory that the
+    Answers `{"memory": {"per_rank_bytes", "total_bytes", "fits", "parts"}, "parameters", "trainable", "steps", "tokens", "packing",
+    "dtype", "device", "dataset"}`. `packing` is of an epoch (see `packing`). `tokens` are those of the whole run, all epochs; `fits` compares with the memory that the
     device has (the CPU: of all ranks together).
 
     Raises:
@@ -113,7 +113,7 @@ def estimate(payload: dict[str, Any]) -> dict[str, Any]:
         training = dataset if args.validation_split is None else dataset.split(args.validation_split, args.random_seed)[0]
         loader = _loader(training, args, max_batch_len, request.nproc)
         epoch_tokens, samples = int(training.lengths.sum(dtype="int64")), len(training)
-        report = dict(dataset.report)
+        report, fill = dict(dataset.report), packing(training, max_batch_len)
     step_tokens = epoch_tokens / samples * min(args.effective_batch_size, samples)
     rank_tokens = max(1, round(step_tokens / request.nproc))
     memory = estimate_memory(
@@ -139,6 +139,7 @@ def estimate(payload: dict[str, Any]) -> dict[str, Any]:
         "trainable": size.trainable,
         "steps": loader.total_steps,
         "tokens": round(epoch_tokens * loader.total_steps / loader.steps_per_epoch),
+        "packing": fill,
         "dtype": str(dtype).removeprefix("torch."),
         "device": device.kind,
         "dataset": report,

@@ -228,6 +228,8 @@ class Plan(Shape):
     """Optimizer steps."""
     tokens: int | None
     """Tokens that would be trained on."""
+    packing: dict[str, Any] | None
+    """How full micro-batches of `max_batch_len` tokens are, from 0 to 1: `efficiency` when packed, `padded_efficiency` when padded."""
     warnings: list[str]
     """What whoever asks should know."""
 

@@ -62,6 +62,7 @@ class DryRun:
             "trainable_parameters": estimate.get("trainable"),
             "steps": estimate.get("steps"),
             "tokens": estimate.get("tokens"),
+            "packing": estimate.get("packing"),
             "warnings": [*checked.warnings, *warnings],
         }
 

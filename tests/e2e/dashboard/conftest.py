@@ -33,6 +33,7 @@ ROWS = [{"messages": [{"role": "user", "content": "Which star is that?"}, {"role
 ESTIMATE = {
     "memory": {"per_rank_bytes": 2_900_000_000, "total_bytes": 2_900_000_000, "fits": True}, "parameters": 139_399_488,
     "trainable": 4_884_480, "steps": 300, "tokens": 1_430_000,
+    "packing": {"max_batch_len": 4096, "micro_batches": 350, "efficiency": 0.9975, "padded_efficiency": 0.583},
 }  # fmt: skip
 INSPECTED = {"rows": 48, "tokens": 912, "supervised_tokens": 144, "max_len": 19, "dropped": {}}
 LINE = "\x1b[2m14:02:11\x1b[0m \x1b[32mINFO\x1b[0m step {step} \x1b[1mloss {loss:.4f}\x1b[0m 512 tokens/s\n"
@@ -175,9 +176,9 @@ def chromium() -> str | None:
     return named or next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """A real Chromium."""
+    """A real Chromium; ended with the file: its event loop runs in this thread, where other tests could start none."""
     api = pytest.importorskip("playwright.sync_api", reason="the playwright package is not installed")
     with api.sync_playwright() as playwright:
         try:
@@ -188,7 +189,7 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def make_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., World]]:
     made: list[World] = []
 
@@ -201,7 +202,7 @@ def make_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
         world.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def world(make_world: Callable[..., World]) -> World:
     """A service with jobs in all kinds of states: `done`, `live`, `waiting` and `broken`."""
     made = make_world()

@@ -151,6 +151,7 @@ def test_a_new_job_is_checked_line_by_line_estimated_and_started(page, world, tm
     page.get_by_text("This fits into memory.").wait_for()
     side = page.locator("aside").inner_text()
     assert "1,430,000" in side
+    assert "99.8 % full (58.3 % with padding)" in side
     assert "as fast as stars-lora64" in side
     shown = page.get_by_label("curl").inner_text()
     body = json.loads(re.search(r"--json '(.*)'", shown, re.DOTALL)[1])

@@ -58,7 +58,7 @@ class FakeJobs:
 
     def plan(self, request, *, owner=""):
         return {"spec": {"model": request.model}, "argv": ["python"], "env": ["A"], "devices": ["cpu:0"], "dataset": None,
-                "memory": None, "parameters": None, "trainable_parameters": None, "steps": 3, "tokens": 10, "warnings": []}  # fmt: skip
+                "memory": None, "parameters": None, "trainable_parameters": None, "steps": 3, "tokens": 10, "packing": None, "warnings": []}  # fmt: skip
 
     def _job(self, job_uuid):
         if job_uuid not in self.jobs:

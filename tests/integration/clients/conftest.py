@@ -89,7 +89,7 @@ def _settings(folder: Path) -> Settings:
     )  # fmt: skip
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     settings = _settings(tmp_path_factory.mktemp("openai"))
     built: list[compose.Runtime] = []

@@ -220,7 +220,7 @@ class Side {
     const speed = await this.speed(plan, signal);
     const { memory } = plan;
     const facts = [['Steps', number(plan.steps)], ['Tokens', number(plan.tokens)], ['Parameters', number(plan.parameters)], ['Trained', plan.trainable_parameters ? `${number(plan.trainable_parameters)} (${number((100 * plan.trainable_parameters) / plan.parameters, 3)} %)` : '–'],
-      ['Memory', memory ? `${bytes(memory.per_rank_bytes)} a rank, ${bytes(memory.total_bytes)} in all` : '–'], ['Devices', plan.devices.join(', ') || '–'], ['Rows', number(plan.dataset?.rows)], ['Time', speed]];
+      ['Memory', memory ? `${bytes(memory.per_rank_bytes)} a rank, ${bytes(memory.total_bytes)} in all` : '–'], ['Devices', plan.devices.join(', ') || '–'], ['Rows', number(plan.dataset?.rows)], ['Packing', packed(plan)], ['Time', speed]];
     fill(this.estimate, h('dl', { class: 'facts plain' }, facts.map(([name, value]) => h('div', {}, h('dt', {}, name), h('dd', {}, value)))),
       memory && h('div', { class: `box ${memory.fits === false ? 'bad' : 'good'}` }, memory.fits === false ? 'This does not fit into the memory of the devices.' : 'This fits into memory.'),
       plan.warnings.map((text) => h('div', { class: 'box warn' }, text)), h('details', {}, h('summary', {}, 'The command'), h('pre', { class: 'code' }, plan.argv.join(' '))));
@@ -234,4 +234,10 @@ class Side {
     const alike = data.find((job) => job.model === plan.spec.model && job.progress?.tokens_per_s && adapted(job.spec) === adapted(plan.spec));
     return alike ? `about ${duration(plan.tokens / alike.progress.tokens_per_s)}, as fast as ${alike.name ?? alike.job_uuid}` : 'unknown: no job has trained this model yet';
   }
+}
+
+function packed({ packing, spec }) {
+  if (!packing) return '–';
+  const [packedShare, paddedShare] = [packing.efficiency, packing.padded_efficiency].map((share) => `${number(100 * share, 3)} %`);
+  return spec.training?.is_padding_free === false ? `${paddedShare} full with padding (${packedShare} packed)` : `${packedShare} full (${paddedShare} with padding)`;
 }

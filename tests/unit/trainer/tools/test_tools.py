@@ -70,6 +70,8 @@ def test_estimate(model, rows):
     assert (answer["parameters"], answer["trainable"]) == (106_816, 106_816)
     assert answer["steps"] == 6  # 8 + 8 + 4 rows, twice
     assert answer["tokens"] == 2 * sum(_tokens(model, tiny_rows(20)))
+    packing = answer["packing"]
+    assert 0 < packing["padded_efficiency"] < packing["efficiency"] == 1.0  # all twenty rows are one micro-batch
     memory = answer["memory"]
     assert memory["fits"] is True
     assert memory["total_bytes"] == memory["per_rank_bytes"]
