@@ -5,6 +5,9 @@
 FOLDER is a model in Hugging Face layout. Starts a service of its own on a temporary storage directory; a first run warms
 the caches of the disk and isn't counted. Parts: queue = POST sent until the scheduler launched it; shim = until the shim
 holds its lock and has started torchrun; torchrun = until a rank begins its first line; then the rank's own parts.
+
+Between the runs a bare process imports torch and transformers and loads the same weights, as any script has to. `rank /
+bare` is what a rank takes from its first line to the beginning of its first step (import, load, data, resume) over that.
 """
 
 from __future__ import annotations
@@ -30,6 +33,14 @@ ROWS = [
     {"messages": [{"role": "user", "content": f"What is {n} plus one?"}, {"role": "assistant", "content": f"It is {n + 1}."}]}
     for n in range(8)
 ]
+BARE = """
+import sys, time
+began = time.perf_counter()
+import torch
+from transformers import AutoModelForCausalLM
+AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
+print(time.perf_counter() - began)
+"""
 PARTS = ("queue", "shim", "torchrun", "import", "load", "data", "resume", "first_step")
 
 
@@ -48,6 +59,12 @@ def served(storage: Path) -> Iterator[Client]:
     finally:
         process.terminate()
         process.wait(20)
+
+
+def bare(model: Path) -> float:
+    """Seconds of the imports and of loading the weights, from a script's first line."""
+    ran = subprocess.run([sys.executable, "-c", BARE, str(model)], capture_output=True, text=True, check=True)
+    return float(ran.stdout.split()[-1])
 
 
 def measure(client: Client, model: str) -> dict[str, float]:
@@ -119,13 +136,15 @@ def main() -> None:
         model = _place(options.model.resolve(), storage / "models")
         with served(storage) as client:
             measure(client, model)
-            runs = [measure(client, model) for _ in range(options.runs)]
+            runs = [measure(client, model) | {"bare": bare(options.model)} for _ in range(options.runs)]
     print(f"{'part':<12}{'median':>9}{'least':>9}{'most':>9}   seconds, {options.runs} runs")
-    for part in ("answer", *PARTS, "total"):
+    for part in ("answer", *PARTS, "total", "bare"):
         values = [run[part] for run in runs]
         print(f"{part:<12}{statistics.median(values):>9.3f}{min(values):>9.3f}{max(values):>9.3f}")
     together = [run["queue"] + run["shim"] for run in runs]
     print(f"{'queue + shim':<12}{statistics.median(together):>9.3f}{min(together):>9.3f}{max(together):>9.3f}")
+    ratios = [sum(run[part] for part in ("import", "load", "data", "resume")) / run["bare"] for run in runs]
+    print(f"{'rank / bare':<12}{statistics.median(ratios):>9.2f}{min(ratios):>9.2f}{max(ratios):>9.2f}   (no unit)")
 
 
 if __name__ == "__main__":
