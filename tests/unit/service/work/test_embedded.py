@@ -39,6 +39,7 @@ def test_a_job_from_rows_to_its_end(bench):
     with pytest.raises(InvalidRequest, match=r"training_config\.n_epochs"):
         embedded.supervised_fine_tune(body(training_config={}), {})
     assert bench.runtime.store.datasets.all() == []
+    bench.clock.advance(0.001)  # so that the queue has an order
     preferred = {key: value for key, value in body(job_uuid="d", finetuned_model="tiny", algorithm_config={"beta": 0.1}).items() if key != "model"}
     assert embedded.preference_optimize(preferred, {"rows": [PAIR]})["job_uuid"] == "d"
     bench.rounds(2)
