@@ -119,11 +119,14 @@ class LocalBackend:
         """See `LaunchBackend.look`."""
         paths = run_dir.attempt(attempt)
         problems: list[str] = []
-        # Order matters: a shim writes exit.json before it lets go of the lock, so who finds the lock free and then no
-        # exit.json knows that there never will be one.
+        # Order matters. A shim takes its lock before it writes run.json, so that run.json has to be read first: one that
+        # starts while this looks would else seem to have started and to be gone. And it writes exit.json before it lets
+        # go of the lock, so who finds the lock free and then no exit.json knows that there never will be one.
+        run = _read(paths.run, problems)
         liveness, orphans = _liveness(paths, problems)
         record = None if liveness is Liveness.ALIVE else _read(paths.exit, problems)
-        run = _read(paths.run, problems)
+        if run is None and record is not None:  # it came and went in between
+            run = _read(paths.run, problems)
         if run is not None and (run.get("run_id"), run.get("attempt")) != (run_dir.path.name, attempt):
             problems.append(f"run.json is of run {run.get('run_id')!r}, attempt {run.get('attempt')!r}")
             run = None

@@ -76,6 +76,38 @@ def test_a_held_lock_is_alive_and_a_free_one_without_exit_dead(run: Any) -> None
     assert run.look() == Seen(Liveness.DEAD, exit={"exit_code": 0})
 
 
+def test_a_shim_that_starts_during_the_look_is_not_taken_for_a_lost_one(run: Any, stand_in: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[locks.Lock] = []
+    really = locks.is_held
+
+    def start_after(path: Path, **options: bool) -> bool:
+        held = really(path, **options)
+        if not started:
+            write_run(run, stand_in.pid)
+            started.append(locks.Lock(run.attempt().shim_lock))
+        return held
+
+    monkeypatch.setattr(locks, "is_held", start_after)
+    assert run.look() == Seen(Liveness.DEAD), "as before its start; not started and gone"
+    seen = run.look()
+    assert (seen.liveness, seen.started) == (Liveness.ALIVE, True)
+    started[0].release()
+
+
+def test_a_run_that_comes_and_goes_during_the_look_is_seen_whole(run: Any, stand_in: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    really = locks.is_held
+
+    def run_whole(path: Path, **options: bool) -> bool:
+        held = really(path, **options)
+        write_run(run, stand_in.pid)
+        write_json(run.attempt().exit, {"exit_code": 0})
+        return held
+
+    monkeypatch.setattr(locks, "is_held", run_whole)
+    seen = run.look()
+    assert (seen.liveness, seen.started, seen.exit) == (Liveness.DEAD, True, {"exit_code": 0})
+
+
 def test_locks_that_cannot_be_tested_say_nothing(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_path: Path, **_: bool) -> bool:
         raise OSError(errno.ENOLCK, "No locks available")
