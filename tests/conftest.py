@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+pytest_plugins = ["postgres_server"]
 MODEL_NAME = "SmolLM2-135M-Instruct"
 
 # Before any test module imports a library that reads them; processes that the tests start inherit them.

@@ -70,7 +70,7 @@ def get_checkpoint_archive(job_uuid: str, checkpoint_id: str, services: Use) -> 
 
 @router.delete("/{checkpoint_id}", status_code=204, response_class=Response, dependencies=[only()])
 def delete_checkpoint(job_uuid: str, checkpoint_id: str, services: Use) -> Response:
-    """Remove one checkpoint of a job that isn't running."""
+    """Remove one checkpoint of a job that has ended; 409 for any other, which goes on from its checkpoints."""
     services.jobs.delete_checkpoint(job_uuid, checkpoint_id)
     return Response(status_code=204)
 

@@ -1,6 +1,6 @@
 """Engines and transactions: SQLite's pragmas, BEGIN IMMEDIATE for writers, and database errors as `ServiceError`s.
 
-Transactions are short and hold no I/O but the database's own.
+Transactions are short and hold no I/O but the database's own; the one exception is a rename, in `JobRows.while_ended`.
 """
 
 from __future__ import annotations

@@ -205,6 +205,19 @@ class JobRows(JobLists):
             mark = func.coalesce(jobs.c.condemned_at, self._clock.now())
             return connection.execute(update(jobs).where(ended).values(condemned_at=mark)).rowcount == 1
 
+    def while_ended(self, run_id: str, act: Callable[[], None]) -> bool:
+        """Do something short that must not meet a retry of the job: its move waits until `act` is over.
+
+        False, and nothing done, when the job is not terminal.
+        """
+        with self._database.write() as connection:
+            ended = (jobs.c.run_id == run_id) & jobs.c.state.in_([str(s) for s in TERMINAL])
+            # An update, for PostgreSQL's sake: it locks the row, as SQLite's writer locks everything.
+            if connection.execute(update(jobs).where(ended).values(version=jobs.c.version + 1)).rowcount != 1:
+                return False
+            act()
+            return True
+
     def delete(self, run_id: str) -> bool:
         """Remove a condemned job's row with its events and labels; False when there is none."""
         with self._database.write() as connection:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +15,6 @@ from posttrain_service.domain.lifecycle import JobState, is_live
 from posttrain_service.domain.queueing import positions
 from posttrain_service.errors import Conflict, InvalidRequest, NotFound
 from posttrain_service.runs import read, tail
-from posttrain_service.runs.folders import remove_tree
 from posttrain_service.settings import Settings
 from posttrain_service.store.store import Store
 from posttrain_service.work.dryrun import DryRun
@@ -25,6 +26,7 @@ from posttrain_service.work.terms import Terms
 from posttrain_service.work.usage import Usage
 from posttrain_service.work.validator import Validator
 from posttrain_service.work.verbs import Verbs
+from posttrain_trainer.contract.folders import TRASH, remove_tree
 from posttrain_trainer.contract.plainfile import is_plain
 from posttrain_trainer.contract.rundir import AttemptDir, RunDir
 
@@ -207,12 +209,17 @@ class Jobs:
         """See `JobService.delete_checkpoint`."""
         self.checkpoint(job_uuid, checkpoint_id)
         job = self.verbs.find(job_uuid)
-        if is_live(job.state):
-            raise Conflict(f"job {job_uuid} is {job.state} and uses its checkpoints; wait for its end", code="job_live")
-        folder = self._run(job_uuid).checkpoint(checkpoint_id)
-        # Without its manifest it is no checkpoint any more, however far the rest gets.
-        (folder / "manifest.json").unlink(missing_ok=True)
-        remove_tree(folder)
+        folder = self._run_dir(job).checkpoint(checkpoint_id)
+        # A retry may write a checkpoint of the same name while this one is being removed: it makes room for it at once.
+        trash = folder.with_name(f"{TRASH}{checkpoint_id}-{uuid.uuid4().hex}")
+        if not self.store.jobs.while_ended(job.run_id, lambda: _rename(folder, trash)):
+            job = self.verbs.find(job_uuid)  # it may have been deleted meanwhile
+            raise Conflict(
+                f"job {job_uuid} is {job.state} and goes on from its checkpoints; cancel it or wait for its end",
+                code="job_live",
+                param="checkpoint_id",
+            )
+        remove_tree(trash)
 
     def _view(self, job: Job, places: Mapping[str, int]) -> JobView:
         run_dir = self._run_dir(job)
@@ -248,6 +255,11 @@ class Jobs:
 
     def _run_dir(self, job: Job) -> RunDir:
         return RunDir(self.settings.jobs_dir / job.run_id)
+
+
+def _rename(folder: Path, trash: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):  # somebody else removes it
+        folder.rename(trash)
 
 
 def _log_chunk(path: Path, lines: int | None, offset: int, limit: int | None, *, final: bool) -> tail.Chunk:

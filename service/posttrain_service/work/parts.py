@@ -20,9 +20,9 @@ from posttrain_service.domain.uploads import EXPIRES_AFTER_S, MAX_PART_BYTES, Pa
 from posttrain_service.errors import Conflict, InvalidRequest, NotFound, PayloadTooLarge, StoreBusy
 from posttrain_service.ids import is_part_id, is_upload_id, new_part_id, new_upload_id
 from posttrain_service.runs.blobs import Blobs
-from posttrain_service.runs.folders import remove_tree
 from posttrain_service.settings import Settings
 from posttrain_service.work.uploads import Uploads
+from posttrain_trainer.contract.folders import remove_tree
 from posttrain_trainer.contract.locks import Lock, LockHeld
 from posttrain_trainer.contract.rundir import read_json, write_json
 

@@ -244,7 +244,7 @@ class JobService(Protocol):
         ...
 
     def delete_checkpoint(self, job_uuid: str, checkpoint_id: str) -> None:
-        """Remove one checkpoint of a job that isn't live."""
+        """Remove one checkpoint of an ended job; Conflict for any other, which goes on from its checkpoints."""
         ...
 
 

@@ -14,13 +14,13 @@ from posttrain_service.clock import Clock
 from posttrain_service.errors import Conflict, NotFound
 from posttrain_service.ids import is_run_id
 from posttrain_service.runs.blobs import Blobs
-from posttrain_service.runs.folders import remove_tree
 from posttrain_service.settings import Settings
 from posttrain_service.store.store import Store
 from posttrain_service.work import parts
 from posttrain_service.work.datasets import SCRATCH_PREFIX
 from posttrain_service.work.leader import Leader
 from posttrain_service.work.verbs import remove
+from posttrain_trainer.contract.folders import remove_tree
 
 log = logging.getLogger(__name__)
 

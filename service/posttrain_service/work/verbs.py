@@ -17,12 +17,12 @@ from posttrain_service.domain.job import Job, NewEvent, Want
 from posttrain_service.domain.lifecycle import EndReason, JobState, Verb, check_verb, is_terminal
 from posttrain_service.errors import Conflict, NotFound, StoreBusy
 from posttrain_service.logs import log_context
-from posttrain_service.runs.folders import remove_tree
 from posttrain_service.settings import Settings
 from posttrain_service.store.store import Store
 from posttrain_service.work.grace import grace_s
 from posttrain_service.work.hints import Hints
 from posttrain_service.work.result_files import forget, result_file_id
+from posttrain_trainer.contract.folders import remove_tree
 
 log = logging.getLogger(__name__)
 

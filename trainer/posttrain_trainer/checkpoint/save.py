@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Literal
 
 from posttrain_trainer.contract.events import Manifest, ManifestFile
+from posttrain_trainer.contract.folders import TRASH, remove_tree
 from posttrain_trainer.contract.rundir import RunDir, checkpoint_id, sync_folder, write_json
 from posttrain_trainer.dist import World
 
 Trigger = Literal["steps", "samples", "epoch", "end", "stop"]
 
 _TEMPORARY = ".tmp-"
-_TRASH = ".trash-"
 
 
 @dataclass(frozen=True)
@@ -81,18 +81,18 @@ def write_checkpoint(run_dir: RunDir, world: World, facts: Facts, fill: Callable
 
 def sweep(run_dir: RunDir) -> list[str]:
     """Remove what interrupted writes and deletions left; returns the names. Only one process may do it."""
-    left = [path for path in _children(run_dir.checkpoints) if path.name.startswith((_TEMPORARY, _TRASH))]
+    left = [path for path in _children(run_dir.checkpoints) if path.name.startswith((_TEMPORARY, TRASH))]
     for path in left:
-        shutil.rmtree(path)
+        remove_tree(path)  # the service may be removing it as well
     return sorted(path.name for path in left)
 
 
 def delete_checkpoint(run_dir: RunDir, name: str) -> None:
     """Remove a checkpoint; it vanishes as a whole first, so no reader ever finds half of one."""
-    trash = run_dir.checkpoints / f"{_TRASH}{name}"
+    trash = run_dir.checkpoints / f"{TRASH}{name}"
     shutil.rmtree(trash, ignore_errors=True)
     run_dir.checkpoint(name).rename(trash)
-    shutil.rmtree(trash)
+    remove_tree(trash)
 
 
 def sha256(path: Path) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from posttrain_service.runs import read, tail
-from posttrain_service.runs.folders import remove_tree
 from posttrain_service.wire.metrics import point_json
 from posttrain_trainer.contract import locks, logcap, rundir
+from posttrain_trainer.contract.folders import remove_tree
 from posttrain_trainer.contract.plainfile import NotPlain, open_plain
 from posttrain_trainer.contract.rundir import RunDir, read_json
 

@@ -131,13 +131,19 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request) -> dict[str, str]:
+    """Settings of the database: everything holds on both."""
+    return {} if request.param == "sqlite" else {"database_url": request.getfixturevalue("postgres_url")}
+
+
 @pytest.fixture
-def make_bench(tmp_path, clock):
+def make_bench(tmp_path, clock, database):
     made = []
 
     def make(*, slots=("cpu:0",), backend=None, **changes) -> Bench:
         backend = backend or FakeBackend()
-        bench = Bench(build(make_settings(tmp_path, **changes), backend=backend, clock=clock, slots=slots), backend, clock)
+        bench = Bench(build(make_settings(tmp_path, **database | changes), backend=backend, clock=clock, slots=slots), backend, clock)
         made.append(bench)
         return bench
 

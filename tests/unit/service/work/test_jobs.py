@@ -130,6 +130,46 @@ def test_checkpoints_are_listed_in_order_read_and_deleted(bench):
     assert [c["step"] for c in bench.jobs.checkpoints(job.job_uuid)] == [2, 100]
 
 
+@pytest.mark.parametrize("waiting", ["paused", "queued"])
+def test_what_a_waiting_job_goes_on_from_is_not_deleted(bench, waiting):
+    job = bench.run()
+    checkpoint(bench, job, 2)
+    bench.jobs.pause(job.job_uuid)
+    bench.rounds()
+    bench.ends(job, 1, result={"status": "stopped", "want": "pause", "checkpoint": "step-000002"})
+    bench.rounds()
+    assert bench.jobs.get(job.job_uuid).job.state == "paused"
+    if waiting == "queued":
+        bench.jobs.resume(job.job_uuid)
+    with pytest.raises(Conflict, match=f"is {waiting} and goes on from its checkpoints; cancel it"):
+        bench.jobs.delete_checkpoint(job.job_uuid, "step-000002")
+    assert [c["step"] for c in bench.jobs.checkpoints(job.job_uuid)] == [2]
+    bench.jobs.cancel(job.job_uuid)
+    bench.jobs.delete_checkpoint(job.job_uuid, "step-000002")
+    assert list(bench.run_dir(job).checkpoints.iterdir()) == []
+
+
+def test_a_retry_waits_until_a_checkpoint_is_out_of_sight(bench, monkeypatch):
+    """Else it would go on from a checkpoint whose files vanish under it, or have its new one of that name removed."""
+    job = bench.submit()
+    checkpoint(bench, job, 2)
+    bench.jobs.cancel(job.job_uuid)
+    seen, real = [], type(bench.run_dir(job).path).rename
+
+    def rename(path, target):
+        asked = pool.submit(bench.jobs.retry, job.job_uuid)
+        with pytest.raises(TimeoutError):
+            asked.result(0.3)
+        seen.append(asked)
+        return real(path, target)
+
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(type(bench.run_dir(job).path), "rename", rename)
+        bench.jobs.delete_checkpoint(job.job_uuid, "step-000002")
+        assert seen[0].result(10).job.state == "queued"
+    assert bench.jobs.checkpoints(job.job_uuid) == []
+
+
 @pytest.mark.parametrize("checkpoint_id", ["../..", "step-1", "", "step-000002/../x"])
 @pytest.mark.parametrize("path", ["model/a.bin", "../../spec.json"])
 def test_checkpoint_paths_lead_nowhere_else(bench, checkpoint_id, path):

@@ -17,6 +17,7 @@ from posttrain_service.domain.keys import Caller, make_key
 from posttrain_service.errors import InvalidSettings, QuotaExceeded
 from posttrain_service.logs import JsonFormatter, TextFormatter
 from posttrain_service.settings import Settings
+from posttrain_service.store.tables import metadata
 
 JOBS = "/post_training/jobs"
 BODY = {"model": "tiny", "dataset": {"rows": [{"prompt": "a", "completion": "b"}]}}
@@ -178,8 +179,13 @@ def test_the_secret_is_in_no_file_and_no_log(bench, http, new_key, caplog):
     lines = [formatter.format(record) for record in caplog.records for formatter in (TextFormatter(), JsonFormatter())]
     assert any("api_key=pt_" in line for line in lines)
     assert not [line for line in lines if secret in line]
+    with bench.runtime.store.database.read() as connection:
+        rows = [row for table in metadata.sorted_tables for row in connection.execute(table.select())]
+    assert rows
+    assert not [row for row in rows if secret in repr(row)]
     files = [path for path in bench.runtime.settings.storage_dir.rglob("*") if path.is_file()]
-    assert any(path.name.startswith("posttrain.db") for path in files)
+    on_sqlite = bench.runtime.store.database.engine.dialect.name == "sqlite"
+    assert any(path.name.startswith("posttrain.db") for path in files) == on_sqlite
     assert not [path for path in files if secret.encode() in path.read_bytes()]
 
 

@@ -121,6 +121,8 @@ def test_only_so_many_jobs_have_values_of_their_own(make_bench, monkeypatch):
 
 
 def test_no_query_of_a_scrape_walks_over_all_jobs(bench):
+    if bench.runtime.store.database.engine.dialect.name != "sqlite":
+        pytest.skip("PostgreSQL plans by statistics, so an empty table says nothing about its plans")
     bench.run()
     bench.submit()
     engine, asked = bench.runtime.store.database.engine, []

@@ -6,6 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+TRASH = ".trash-"
+"""How a folder that is being removed is called first, so that nobody ever finds half of it under its own name."""
+
 
 def remove_tree(folder: Path) -> None:
     """Remove a folder with all that is in it; what has vanished already is no fault, whoever removed it.
