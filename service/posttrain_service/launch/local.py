@@ -1,6 +1,6 @@
 """Backend: torchrun on this host, beside a shim that outlives the server.
 
-Nothing is remembered here. Whether an attempt lives is asked of its lock, how it ended of its exit.json; process numbers
+Nothing is remembered here but what unchanged files said. Whether an attempt lives is asked of its lock, how it ended of its exit.json; process numbers
 are used for signals only, and only after identity and marker have been checked, so a forged or outdated record can't
 point at an innocent process.
 """
@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from posttrain_service.errors import LaunchFailed, Unavailable
 from posttrain_service.launch.backend import Liveness, Plan, Seen, StopWant
 from posttrain_service.launch.plan import make_plan
 from posttrain_service.runs.launcher_log import killed_rank
+from posttrain_service.runs.records import Records
 from posttrain_trainer.contract import cgroup, locks, proc
 from posttrain_trainer.contract.rundir import AttemptDir, RunDir, read_json, write_json
 from posttrain_trainer.contract.spec import FullTrainingArguments, TorchrunArguments
@@ -63,6 +64,7 @@ class LocalBackend:
         self._environ = environ
         self._cores = cores or usable_cores()
         self._limits = dict(limits or {})
+        self._records = Records()
 
     def plan(
         self,
@@ -122,21 +124,21 @@ class LocalBackend:
         # Order matters. A shim takes its lock before it writes run.json, so that run.json has to be read first: one that
         # starts while this looks would else seem to have started and to be gone. And it writes exit.json before it lets
         # go of the lock, so who finds the lock free and then no exit.json knows that there never will be one.
-        run = _read(paths.run, problems)
+        run = self._read(paths.run, problems)
         liveness, orphans = _liveness(paths, problems)
-        record = None if liveness is Liveness.ALIVE else _read(paths.exit, problems)
+        record = None if liveness is Liveness.ALIVE else self._read(paths.exit, problems)
         if run is None and record is not None:  # it came and went in between
-            run = _read(paths.run, problems)
+            run = self._read(paths.run, problems)
         if run is not None and (run.get("run_id"), run.get("attempt")) != (run_dir.path.name, attempt):
             problems.append(f"run.json is of run {run.get('run_id')!r}, attempt {run.get('attempt')!r}")
             run = None
         if liveness is Liveness.DEAD and record is None and not paths.shim_lock.exists() and _shim_of(run, run_dir, attempt):
             problems.append("shim.lock was deleted while its holder lives")
             liveness = Liveness.ALIVE
-        beat = _read(paths.heartbeat, problems)
+        beat = self._read(paths.heartbeat, problems)
         # How it ended is asked of a run that has: of live ones, which are looked at all the time, it would tell nothing.
         ended = liveness is Liveness.DEAD
-        result = _read(paths.result, problems) if ended else None
+        result = self._read(paths.result, problems) if ended else None
         return Seen(
             liveness=liveness,
             exit=record,
@@ -189,6 +191,10 @@ class LocalBackend:
         return killed.num_killed
 
 
+    def _read(self, path: Path, problems: list[str]) -> dict[str, Any] | None:
+        return _read(path, problems, self._records.read)
+
+
 def usable_cores() -> int:
     """CPU cores this process may use: its affinity, and a container's quota where there is one."""
     try:
@@ -230,7 +236,7 @@ def _shim_of(run: dict[str, Any] | None, run_dir: RunDir, attempt: int) -> proc.
 def _silence_s(run: dict[str, Any] | None, beat: dict[str, Any] | None) -> float | None:
     """Seconds since the last beat by the monotonic clock, which all processes of one boot share."""
     shim, written = proc.Identity.from_json((run or {}).get("shim")), _number(beat, "monotonic")
-    if shim is None or written is None or shim.boot_id != proc.own().boot_id:
+    if shim is None or written is None or shim.boot_id != proc.boot_id():
         return None
     silence_s = time.monotonic() - written
     return silence_s if silence_s >= 0 else None
@@ -254,10 +260,12 @@ def _unsaid_error(paths: AttemptDir, end: dict[str, Any] | None, result: dict[st
     return killed_rank(paths.torchrun_log)
 
 
-def _read(path: Path, problems: list[str]) -> dict[str, Any] | None:
+def _read(
+    path: Path, problems: list[str], read: Callable[[Path], Any | None] = read_json
+) -> dict[str, Any] | None:
     """A record; None when it is missing or not to be believed, which is then added to `problems`."""
     try:
-        record = read_json(path)
+        record = read(path)
     except (OSError, ValueError) as error:
         problems.append(f"{path.name}: {error}")
         return None

@@ -100,10 +100,23 @@ class JobLists:
         order = (jobs.c.priority.desc(), jobs.c.created_at, jobs.c.run_id)
         return self._many(query.order_by(*order).limit(limit))
 
-    def live(self) -> list[Job]:
-        """Jobs that may have processes: launching, running and stopping, oldest first."""
-        query = select(jobs).where(jobs.c.state.in_([state.value for state in LIVE]))
-        return self._many(query.order_by(jobs.c.created_at, jobs.c.run_id))
+    def live(self, known: Mapping[str, Job] | None = None) -> list[Job]:
+        """Jobs that may have processes: launching, running and stopping, oldest first.
+
+        Args:
+            known: Live jobs as they were read before, by run id; rows that have not changed since aren't read again.
+        """
+        known = known or {}
+        are_live = jobs.c.state.in_([state.value for state in LIVE])
+        query = select(jobs.c.run_id, jobs.c.version).where(are_live).order_by(jobs.c.created_at, jobs.c.run_id)
+        with self._database.read() as connection:
+            now = [(str(run_id), int(version)) for run_id, version in connection.execute(query)]
+            found = {run_id: known[run_id] for run_id, version in now if run_id in known and known[run_id].version == version}
+            if len(found) < len(now):
+                names = [run_id for run_id, _ in now if run_id not in found]
+                rows = connection.execute(select(jobs).where(are_live, jobs.c.run_id.in_(names))).mappings()
+                found |= {job.run_id: job for job in map(to_job, rows)}
+        return [found[run_id] for run_id, _ in now if run_id in found]
 
     def paused(self, limit: int = 1000) -> list[Job]:
         """Paused jobs, oldest first."""

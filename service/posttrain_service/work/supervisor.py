@@ -1,7 +1,7 @@
 """Loop: look -> decide -> apply for every live job. Its first round adopts the jobs that an earlier server left running.
 
 All judgement is in `domain.decide`; here it is carried out. Level-triggered: nothing that a round did is remembered for
-the next one, so it doesn't matter which server process made it, or whether it was killed half-way.
+the next one, but to read less, so it doesn't matter which server process made it, or whether it was killed half-way.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class Supervisor:
         self._redactor = Redactor(settings)
         self._ingest = Ingest(store, self._redactor)
         self._unkillable_until: dict[str, float] = {}
+        self._known: dict[str, Job] = {}
         self._apply: dict[Act, Callable[[Job, Action, Lease], None]] = {
             Act.WAIT: self._wait,
             Act.START: self._start,
@@ -94,8 +95,8 @@ class Supervisor:
             # No job has had more or less time because of it.
             count = self._store.jobs.postpone_deadlines(jump, fence=lease)
             log.warning("the clock was set by %+.0f s (or this host slept): %d deadlines move with it", jump, count)
-        live = self._store.jobs.live()
-        known = {job.run_id for job in live}
+        live = self._store.jobs.live(self._known)
+        known = self._known = {job.run_id: job for job in live}
         self._ingest.forget_all_but(known)
         self._unkillable_until = {run_id: t for run_id, t in self._unkillable_until.items() if run_id in known}
         for job in live:

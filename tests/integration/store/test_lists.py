@@ -101,6 +101,22 @@ def test_lists_for_the_loops(store, add, bring, clock):
     assert [j.job_uuid for j in store.jobs.overdue()] == ["first"]
 
 
+def test_live_jobs_are_read_again_only_when_they_have_changed(store, add, bring):
+    for name in ("a", "b", "ends", "queued"):
+        add(job_uuid=name)
+    for name in ("a", "b", "ends"):
+        bring(store.jobs.get(name), "launching")
+    known = {job.run_id: job for job in store.jobs.live({})}
+    store.jobs.update(store.jobs.get("b").run_id, {"priority": 7}, expected={S.LAUNCHING})
+    bring(store.jobs.get("ends"), "running", "failed")
+    bring(store.jobs.get("queued"), "launching")
+    again = store.jobs.live(known)
+    assert again == store.jobs.live()
+    assert [(job.job_uuid, job.priority) for job in again] == [("a", 0), ("b", 7), ("queued", 0)]
+    assert again[0] is known[again[0].run_id]
+    assert again[1] is not known[again[1].run_id]
+
+
 def test_expired(store, add, clock):
     for name, expires_at in (("a", 20.0), ("b", 10.0), ("never", None), ("later", 1e10)):
         job = add(job_uuid=name)

@@ -79,6 +79,11 @@ def own() -> Identity:
     return me
 
 
+def boot_id() -> str:
+    """The same for all that was written since this machine was started, and for nothing before."""
+    return _table().boot()[0]
+
+
 def identify(pid: int) -> Identity | None:
     """The identity of the process that has this number now; None when none (or only a zombie) has it."""
     start = _table().start(pid)
